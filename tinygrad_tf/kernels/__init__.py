@@ -1,0 +1,1 @@
+"""Numba kernels: ndarrays in, ndarrays out. They know nothing of Tensors."""
