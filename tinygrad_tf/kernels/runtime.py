@@ -185,7 +185,8 @@ def device(function):
 
 def _compile(function, parallel: bool):
     compiled = numba.njit(parallel=parallel, fastmath=FASTMATH, error_model="numpy", boundscheck=False)(function)
-    compiled._cache = _Cache(function)
+    if parallel:
+        compiled._cache = _Cache(function)
     return compiled
 
 

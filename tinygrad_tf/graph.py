@@ -1,0 +1,651 @@
+"""The graph: what a Tensor is to the engine, how an operation is recorded, and how gradients flow back.
+
+A `Node` is one recorded operation. It knows where its inputs came from (`edges`: a leaf Tensor, or a node and the number
+of its output), never its own output, so there are no reference cycles: dropping the last Tensor frees the graph at once.
+
+`backward` visits the nodes from the newest to the oldest. A node's number grows with time, so when a node is
+visited, everything that used its outputs has been visited before, and its gradient is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Function_ = TypeVar("Function_", bound=Callable[..., Any])
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+_grad_enabled: ContextVar[bool] = ContextVar("grad_enabled", default=True)
+_reference: ContextVar[bool] = ContextVar("reference", default=False)
+_anomaly: ContextVar[bool] = ContextVar("anomaly", default=False)
+_records: ContextVar[list[Record] | None] = ContextVar("records", default=None)
+_packer: ContextVar[Callable[[Array], Callable[[], Array] | None] | None] = ContextVar("packer", default=None)
+
+
+class Mode(contextlib.ContextDecorator):
+    """Sets a context variable inside a `with` block, or inside a decorated function; a generator function's every step."""
+
+    def __init__(self, variable: ContextVar[Any], value: Any):
+        self._variable, self._value = variable, value
+        self._tokens: list[Any] = []
+
+    def __enter__(self) -> Any:
+        self._tokens.append(self._variable.set(self._value))
+        return self._value
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.reset(self._tokens.pop())
+
+    def _recreate_cm(self) -> Mode:
+        return Mode(self._variable, self._value)
+
+    def __call__(self, function: Function_) -> Function_:
+        if not inspect.isgeneratorfunction(function):
+            return super().__call__(function)
+
+        @functools.wraps(function)
+        def stepwise(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with self._recreate_cm():
+                generator = function(*args, **kwargs)
+            step: Callable[[], Any] = functools.partial(next, generator)
+            while True:
+                with self._recreate_cm():
+                    try:
+                        value = step()
+                    except StopIteration as stop:
+                        return stop.value
+                try:
+                    sent = yield value
+                    step = functools.partial(generator.send, sent)
+                except GeneratorExit:
+                    generator.close()
+                    raise
+                except BaseException as error:
+                    step = functools.partial(generator.throw, error)
+
+        return cast(Function_, stepwise)
+
+
+def no_grad() -> Mode:
+    """Nothing is recorded inside: `with tg.no_grad():`, or `@tg.no_grad()` on a function or generator function.
+
+    >>> import tinygrad_tf as tg
+    >>> x = tg.ones(2, requires_grad=True)
+    >>> with tg.no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
+    """
+    return Mode(_grad_enabled, False)
+
+
+def enable_grad() -> Mode:
+    """Operations are recorded inside, also within `no_grad`."""
+    return Mode(_grad_enabled, True)
+
+
+def is_grad_enabled() -> bool:
+    """Whether operations are recorded now, in this thread and context."""
+    return _grad_enabled.get()
+
+
+def reference() -> Mode:
+    """Inside, fused operations run as their plain definitions, made of primitives, instead of their kernels.
+
+    A user who doubts a number can compute it both ways. What counts is the mode at the forward.
+
+    >>> import tinygrad_tf as tg
+    >>> x = tg.tensor([1.0, 2.0, 3.0])
+    >>> with tg.reference():
+    ...     y = tg.softmax(x, -1)
+    >>> bool(abs(y - tg.softmax(x, -1)).max() < 1e-6)
+    True
+    """
+    return Mode(_reference, True)
+
+
+def detect_anomaly() -> Mode:
+    """Inside, the first operation that turns finite numbers into NaN or Inf, forward or backward, raises FloatingPointError.
+
+    The error names the operation and the user's source line. An operation that is given an Inf on purpose (a mask of
+    -inf) is passed over. Costs a pass over every result.
+    """
+    return Mode(_anomaly, True)
+
+
+# -- recording ---------------------------------------------------------------------------------------------------------
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_ROOMS = tuple(os.path.join(os.path.dirname(_PACKAGE), room) + os.sep for room in ("nn", "models"))
+
+
+class Record:
+    """One operation that ran inside `record()`: its name, arguments, output, node and the user's source line."""
+
+    def __init__(self, op: Op, args: Sequence[Any], output: Any, line: str):
+        self.op, self.args, self.output, self.line = op, tuple(args), output, line
+
+    def __repr__(self) -> str:
+        return f"Record({self.op.name} at {self.line})"
+
+
+@contextlib.contextmanager
+def record() -> Iterator[list[Record]]:
+    """Collects a `Record` of every operation on Tensors that runs inside.
+
+    >>> import tinygrad_tf as tg
+    >>> from tinygrad_tf import graph
+    >>> with graph.record() as records:
+    ...     y = tg.exp(tg.ones(2)) * 2
+    >>> [r.op.name for r in records]
+    ['exp', 'mul']
+    """
+    records: list[Record] = []
+    token = _records.set(records)
+    try:
+        yield records
+    finally:
+        _records.reset(token)
+
+
+def user_line() -> str:
+    """`file:line` of the nearest caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_PACKAGE + os.sep, *_ROOMS)) and not file.startswith("<frozen"):
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _check_finite(name: str, outputs: Sequence[Any], inputs: Sequence[Any], line: str, where: str) -> None:
+    """Raise FloatingPointError if an output holds NaN or Inf although every input is finite."""
+
+    def finite(a: Any) -> bool:
+        if isinstance(a, (list, tuple)):
+            return all(finite(x) for x in a)
+        a = a._data if isinstance(a, TensorBase) else a
+        is_number = isinstance(a, (float, np.floating)) or (isinstance(a, np.ndarray) and a.dtype.kind == "f")
+        return not is_number or bool(np.isfinite(a).all())
+
+    if not finite(list(outputs)) and finite(list(inputs)):
+        kind = "NaN" if any(o is not None and np.isnan(_raw(o)).any() for o in outputs) else "Inf"
+        raise FloatingPointError(f"{where} of {name} gave {kind} from finite numbers; the operation was called at {line}")
+
+
+# -- tensors as the graph sees them ------------------------------------------------------------------------------------
+
+
+class Storage:
+    """What all views of one buffer share: how often it was written, and whether such a write is part of a graph."""
+
+    __slots__ = ("version", "in_graph")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.in_graph = False
+
+
+class TensorBase:
+    """An ndarray with its place in the graph. `tensor.Tensor` adds the methods and operators that people use."""
+
+    __slots__ = ("_data", "_requires_grad", "grad", "_node", "_index", "_storage", "_version", "_hooks", "__weakref__")
+
+    def __init__(self, data: Array, requires_grad: bool = False):
+        self._data = data
+        self._requires_grad = requires_grad
+        self.grad: Any = None
+        self._node: Node | None = None
+        self._index = 0
+        self._storage = Storage()
+        self._version = 0
+        self._hooks: dict[int, Callable[[Any], Any]] | None = None
+
+    def _bump(self) -> None:
+        """Note that the buffer was written in place."""
+        self._storage.version += 1
+        self._version = self._storage.version
+
+    def _edge(self) -> Edge:
+        """Where this Tensor's gradient goes: None, a leaf, or an output of a node."""
+        if not self._requires_grad:
+            return None
+        return self if self._node is None else (self._node, self._index)
+
+
+Edge = TensorBase | tuple["Node", int] | None
+_wrap: Callable[..., Any] = TensorBase
+
+
+def set_tensor_class(cls: Callable[..., Any]) -> None:
+    """Make operations return this class (called once, by `tensor`, which stands above the operations)."""
+    global _wrap
+    _wrap = cls
+
+
+def _raw(value: Any) -> Any:
+    return value._data if isinstance(value, TensorBase) else value
+
+
+def at_edge(data: Array, edge: Edge) -> Any:
+    """A Tensor with this value whose gradient goes to `edge`."""
+    if isinstance(edge, TensorBase):
+        if edge._data is data:
+            return edge
+        raise RuntimeError("a leaf that an operation saved was given another buffer before backward")
+    tensor = _wrap(data, edge is not None)
+    if edge is not None:
+        tensor._node, tensor._index = edge
+    return tensor
+
+
+class Saved:
+    """A buffer kept for backward, with the version it had."""
+
+    __slots__ = ("data", "storage", "version", "edge", "unpack")
+
+    def __init__(self, tensor: TensorBase | Array, edge: Edge = None):
+        is_tensor = isinstance(tensor, TensorBase)
+        self.data: Array | None = tensor._data if is_tensor else tensor
+        self.storage = tensor._storage if is_tensor else None
+        self.version = self.storage.version if self.storage else 0
+        self.edge = tensor._edge() if is_tensor else edge
+        self.unpack: Callable[[], Array] | None = None
+        packer = _packer.get()
+        if packer is not None and not isinstance(self.edge, TensorBase):
+            self.unpack = packer(cast(Array, self.data))
+            if self.unpack is not None:
+                self.data, self.storage = None, None
+
+    def array(self, op: Op) -> Array:
+        """The buffer; raises RuntimeError if it was written since."""
+        if self.storage is not None and self.storage.version != self.version:
+            raise RuntimeError(
+                f"backward of {op.name}: a tensor of shape {self.data.shape} that it needs was changed in place after the "
+                f"forward (version {self.version} was saved, it is now at version {self.storage.version}); "
+                "use the out-of-place operation, or clone() before the change"
+            )
+        return self.data if self.unpack is None else self.unpack()
+
+    def tensor(self, op: Op) -> Any:
+        """The value as a Tensor at its place in the graph."""
+        return at_edge(self.array(op), self.edge)
+
+
+# -- nodes and operations ----------------------------------------------------------------------------------------------
+
+_counter = itertools.count()
+
+
+class Node:
+    """One recorded operation: its inputs' edges, shapes and dtypes, and what its gradient rules need."""
+
+    __slots__ = ("op", "edges", "metas", "saved", "static", "number", "outputs", "hooks", "line", "__weakref__")
+
+    def __init__(self, op: Op, inputs: Sequence[TensorBase | None], outputs: Sequence[Array]):
+        self.op = op
+        self.edges: tuple[Edge, ...] = tuple(None if t is None else t._edge() for t in inputs)
+        self.metas = tuple(None if t is None else (t._data.shape, t._data.dtype) for t in inputs)
+        self.outputs = tuple((o.shape, o.dtype) for o in outputs)
+        self.saved: Any = None
+        self.static: Any = None
+        self.number = next(_counter)
+        self.hooks: dict[int, dict[int, Callable[[Any], Any]]] | None = None
+        self.line = user_line() if _anomaly.get() else "(unknown line: run the forward inside tg.detect_anomaly() too)"
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name}>"
+
+
+class Op:
+    """What a Node points to: a name and a way to compute the inputs' gradients from the outputs'."""
+
+    name = "op"
+    owns_gradients = True  # False when a gradient may be somebody else's buffer (a user's Function)
+
+    def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> Sequence[Any]:
+        raise NotImplementedError
+
+
+def check_inputs(name: str, tensors: Sequence[TensorBase | None]) -> None:
+    """Raise RuntimeError for a Tensor whose buffer was written through another view: its history is not that of its values."""
+    for t in tensors:
+        if t is None or t._version == t._storage.version:
+            continue
+        if t._node is not None or t._storage.in_graph:
+            raise RuntimeError(
+                f"{name}: a tensor of shape {t._data.shape} was changed in place through another view of the same memory "
+                f"(it knows version {t._version}, the memory is at version {t._storage.version}), so its gradient would be "
+                "wrong; make the view again after the change, or clone() before it"
+            )
+
+
+def finish(op: Op, node: Node | None, args: Sequence[Any], outputs: Sequence[Array]) -> list[Any]:
+    """Wrap an operation's results as Tensors, and show them to whoever is watching."""
+    results = []
+    for index, data in enumerate(outputs):
+        tensor = _wrap(data)
+        if node is not None and data.dtype.kind == "f":
+            tensor._requires_grad, tensor._node, tensor._index = True, node, index
+        results.append(tensor)
+    if _anomaly.get():
+        _check_finite(op.name, outputs, args, user_line(), "the forward")
+    records = _records.get()
+    if records is not None:
+        records.append(Record(op, args, results[0] if len(results) == 1 else results, user_line()))
+    return results
+
+
+def in_place(target: TensorBase, result: TensorBase, name: str) -> None:
+    """Write `result` into `target`'s buffer, and give `target` its history: what `x += y` and `x[i] = y` end with."""
+    if target._requires_grad and target._node is None and _grad_enabled.get():
+        raise RuntimeError(
+            f"{name}: a leaf tensor that requires grad cannot be changed in place while gradients are recorded; "
+            "do it inside tg.no_grad(), or on a copy"
+        )
+    if result._data.shape != target._data.shape:
+        raise ValueError(f"{name}: the result has shape {result._data.shape}, which does not fit the tensor's own shape "
+                         f"{target._data.shape}")
+    if not np.can_cast(result._data.dtype, target._data.dtype, "same_kind"):
+        raise TypeError(f"{name}: a result of dtype {result._data.dtype} cannot be stored in a tensor of dtype {target._data.dtype}")
+    if not target._data.flags.writeable:
+        raise ValueError(f"{name}: this tensor's memory is read-only (an expanded or a read-only array); clone() it first")
+    np.copyto(target._data, result._data, casting="same_kind")
+    target._bump()
+    if result._requires_grad:
+        target._requires_grad, target._node, target._index = True, result._node, result._index
+        target._storage.in_graph = True
+
+
+# -- backward ----------------------------------------------------------------------------------------------------------
+
+
+def sum_to(gradient: Any, shape: tuple[int, ...]) -> Any:
+    """Undo broadcasting: sum the axes along which an input of `shape` was repeated."""
+    extra = gradient.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        i + extra for i, n in enumerate(shape) if n == 1 and gradient.shape[i + extra] != 1
+    )
+    return gradient.sum(axes).reshape(shape) if axes else gradient.reshape(shape)
+
+
+class _Pending:
+    """The gradient of one output so far. `own`: the buffer is ours alone, so it may be added into."""
+
+    __slots__ = ("value", "own")
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.own = False
+
+    def add(self, value: Any, own: bool) -> None:
+        if self.value is None:
+            self.value, self.own = value, own
+        elif isinstance(value, TensorBase) or isinstance(self.value, TensorBase):
+            self.value = self.value + value
+        elif self.own:
+            self.value += value
+        elif own:
+            value += self.value
+            self.value, self.own = value, True
+        else:
+            self.value, self.own = np.asarray(self.value + value), True
+
+
+def _leading_nodes(roots: Sequence[TensorBase], targets: set[Any]) -> set[Node]:
+    """The nodes from which one of the target edges can be reached."""
+    leading: set[Node] = set()
+    nodes: dict[Node, None] = {}
+    stack = [t._node for t in roots if t._node is not None]
+    while stack:
+        node = stack.pop()
+        if node not in nodes:
+            nodes[node] = None
+            stack.extend(e[0] for e in node.edges if isinstance(e, tuple))
+    for node in sorted(nodes, key=lambda n: n.number):
+        for edge in node.edges:
+            if isinstance(edge, tuple):
+                if edge in targets or edge[0] in leading:
+                    leading.add(node)
+            elif edge is not None and id(edge) in targets:
+                leading.add(node)
+    return leading
+
+
+def _key(tensor: TensorBase) -> Any:
+    return id(tensor) if tensor._node is None else (tensor._node, tensor._index)
+
+
+def run_backward(
+    roots: Sequence[TensorBase],
+    seeds: Sequence[Any],
+    *,
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[TensorBase] | None = None,
+) -> list[Any]:
+    """Carry the seeds (ndarrays, or Tensors with `create_graph`) back from the roots.
+
+    Without `inputs`, gradients are added into the leaves' `.grad`. With `inputs`, their gradients are returned instead
+    (None where the roots do not depend on one), and no `.grad` changes.
+    """
+    captured: dict[Any, _Pending] = {}
+    targets = set() if inputs is None else {_key(t) for t in inputs}
+    leading = None if inputs is None else _leading_nodes(roots, targets)
+    pending: dict[Node, list[_Pending]] = {}
+    leaves: dict[int, tuple[TensorBase, _Pending]] = {}
+    heap: list[tuple[int, Node]] = []
+
+    def deliver(edge: Edge, value: Any, own: bool) -> None:
+        if isinstance(edge, tuple):
+            node, index = edge
+            if leading is not None and node not in leading and edge not in targets:
+                return
+            slots = pending.get(node)
+            if slots is None:
+                slots = pending[node] = [_Pending() for _ in node.outputs]
+                heapq.heappush(heap, (-node.number, node))
+            slots[index].add(value, own)
+        elif edge is not None and (inputs is None or id(edge) in targets):
+            leaves.setdefault(id(edge), (edge, _Pending()))[1].add(value, own)
+
+    with Mode(_grad_enabled, create_graph):
+        for root, seed in zip(roots, seeds, strict=True):
+            deliver(root._edge(), seed, False)
+        while heap:
+            node = heapq.heappop(heap)[1]
+            slots = pending.pop(node)
+            grads = [slot.value for slot in slots]
+            for index, slot in enumerate(slots):
+                if node.hooks and index in node.hooks and grads[index] is not None:
+                    grads[index] = _run_hooks(node.hooks[index], grads[index])
+                if (node, index) in targets and grads[index] is not None:
+                    captured.setdefault((node, index), _Pending()).add(grads[index], False)
+            if leading is not None and node not in leading:
+                continue
+            if node.saved is None:
+                raise RuntimeError(
+                    f"backward of {node.op.name}: its saved values were freed by an earlier backward; "
+                    "call that one with retain_graph=True to go through the graph twice"
+                )
+            needs = tuple(
+                e is not None
+                and (inputs is None or (e in targets or e[0] in leading if isinstance(e, tuple) else id(e) in targets))
+                for e in node.edges
+            )
+            results = node.op.gradients(node, grads, needs, create_graph)
+            if _anomaly.get():
+                _check_finite(node.op.name, [r for r in results if r is not None], grads, node.line, "the backward")
+            for edge, needed, meta, result in zip(node.edges, needs, node.metas, results, strict=True):
+                if needed and result is not None:
+                    deliver(edge, *_fit(node, result, meta, grads))
+            if not retain_graph:
+                node.saved = None
+            del slots, grads, results
+        for key, (leaf, slot) in leaves.items():
+            value = slot.value if leaf._hooks is None else _run_hooks(leaf._hooks, slot.value)
+            if inputs is None:
+                _accumulate(leaf, value, slot.own and value is slot.value)
+            else:
+                captured.setdefault(key, _Pending()).add(value, slot.own)
+    if inputs is None:
+        return []
+    return [_finished(captured[_key(t)]) if _key(t) in captured else None for t in inputs]
+
+
+def _fit(node: Node, result: Any, meta: Any, grads: list[Any]) -> tuple[Any, bool]:
+    """A rule's result in its input's shape and dtype, and whether its buffer is nobody else's."""
+    shape, dtype = meta
+    if not isinstance(result, TensorBase):
+        result = np.asarray(result)
+    fitted = result if result.shape == shape else sum_to(result, shape)
+    if isinstance(fitted, TensorBase):
+        return (fitted if fitted._data.dtype == dtype else fitted.to(dtype)), False  # type: ignore[attr-defined]
+    fitted = np.asarray(fitted)
+    if fitted.dtype != dtype:
+        fitted = fitted.astype(dtype)
+    own = node.op.owns_gradients and fitted.base is None and fitted.flags.writeable
+    return fitted, own and not any(fitted is g for g in grads)
+
+
+def _finished(slot: _Pending) -> Any:
+    if isinstance(slot.value, TensorBase):
+        return slot.value
+    return _wrap(slot.value if slot.own else np.array(slot.value))
+
+
+def _accumulate(leaf: TensorBase, value: Any, own: bool) -> None:
+    """Add a gradient into `leaf.grad`, which never shares memory with anything else."""
+    if isinstance(value, TensorBase):
+        leaf.grad = value if leaf.grad is None else leaf.grad + value
+        if leaf.grad is value and value._node is None:
+            leaf.grad = _wrap(value._data.copy(), value._requires_grad)
+    elif leaf.grad is None:
+        leaf.grad = _wrap(np.ascontiguousarray(value).reshape(value.shape) if own else np.array(value, order="C"))
+    elif leaf.grad._requires_grad or not leaf.grad._data.flags.writeable:
+        leaf.grad = _wrap(np.asarray(leaf.grad._data + value))
+    else:
+        np.add(leaf.grad._data, value, out=leaf.grad._data)
+        leaf.grad._bump()
+
+
+def _run_hooks(hooks: dict[int, Callable[[Any], Any]], value: Any) -> Any:
+    """Show a gradient to its hooks, each of which may return another one to use instead."""
+    was_array = not isinstance(value, TensorBase)
+    for hook in list(hooks.values()):
+        shown = _wrap(value) if not isinstance(value, TensorBase) else value
+        result = hook(shown)
+        if result is not None:
+            if not isinstance(result, TensorBase) or result._data.shape != shown._data.shape:
+                came = getattr(result, "shape", type(result).__name__)
+                raise ValueError(f"a gradient hook must return None or a Tensor of shape {shown._data.shape}, got {came}")
+            value = result._data if was_array else result
+    return value
+
+
+class HookHandle:
+    """Takes a hook away again: `handle.remove()`."""
+
+    _next = itertools.count()
+
+    def __init__(self, hooks: dict[int, Any], hook: Any):
+        self._hooks, self._id = hooks, next(self._next)
+        hooks[self._id] = hook
+
+    def remove(self) -> None:
+        self._hooks.pop(self._id, None)
+
+
+def register_hook(tensor: TensorBase, hook: Callable[[Any], Any]) -> HookHandle:
+    """Call `hook(gradient)` when the gradient of `tensor` is complete."""
+    if not tensor._requires_grad:
+        raise RuntimeError("register_hook: this tensor does not require grad, so no gradient would ever reach the hook")
+    if tensor._node is None:
+        tensor._hooks = {} if tensor._hooks is None else tensor._hooks
+        return HookHandle(tensor._hooks, hook)
+    if tensor._node.hooks is None:
+        tensor._node.hooks = {}
+    return HookHandle(tensor._node.hooks.setdefault(tensor._index, {}), hook)
+
+
+# -- entry points ------------------------------------------------------------------------------------------------------
+
+
+def _seed(name: str, tensor: TensorBase, gradient: Any, create_graph: bool) -> Any:
+    if gradient is None:
+        if tensor._data.size != 1:
+            raise RuntimeError(f"{name}: a gradient is created only for scalars, and this tensor has shape {tensor._data.shape}; "
+                               "pass gradient= of that shape, or reduce it first, for instance with .sum()")
+        gradient = np.ones_like(tensor._data)
+    if np.shape(_raw(gradient)) != tensor._data.shape:
+        raise ValueError(f"{name}: the gradient must have the tensor's shape {tensor._data.shape}, got {np.shape(_raw(gradient))}")
+    if create_graph:
+        return gradient if isinstance(gradient, TensorBase) else _wrap(np.asarray(gradient, dtype=tensor._data.dtype))
+    return np.asarray(_raw(gradient), dtype=tensor._data.dtype)
+
+
+def backward(tensor: TensorBase, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+    """Add d(tensor)/d(leaf), weighted by `gradient` (default 1 for a scalar), into `.grad` of every leaf it depends on."""
+    if not tensor._requires_grad:
+        raise RuntimeError("backward: this tensor does not require grad and was not computed from one that does")
+    keep = create_graph if retain_graph is None else retain_graph
+    seed = _seed("backward", tensor, gradient, create_graph)
+    run_backward([tensor], [seed], retain_graph=keep or create_graph, create_graph=create_graph)
+
+
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Any, ...]:
+    """The gradients of `outputs` (weighted by `grad_outputs`) with respect to `inputs`; no `.grad` is touched.
+
+    Args:
+        outputs: a Tensor, or a sequence of them; inputs likewise.
+        grad_outputs: one cotangent for each output, of its shape; None stands for 1 for a scalar.
+        retain_graph: keep the graph for another pass (default: as create_graph).
+        create_graph: record the backward pass, so that the result can be differentiated again.
+        allow_unused: give None for an input that the outputs do not depend on, instead of RuntimeError.
+
+    >>> import tinygrad_tf as tg
+    >>> x = tg.tensor([2.0], requires_grad=True)
+    >>> (slope,) = tg.grad(x**3, x, create_graph=True)
+    >>> (curvature,) = tg.grad(slope, x)
+    >>> slope.item(), curvature.item()
+    (12.0, 12.0)
+    """
+    outs = [outputs] if isinstance(outputs, TensorBase) else list(outputs)
+    ins = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
+    seeds = [None] * len(outs) if grad_outputs is None else grad_outputs
+    seeds = [seeds] if isinstance(seeds, (TensorBase, np.ndarray)) else list(seeds)
+    if len(seeds) != len(outs):
+        raise ValueError(f"grad: {len(outs)} outputs need as many grad_outputs, got {len(seeds)}")
+    for i, t in enumerate(ins):
+        if not isinstance(t, TensorBase) or not t._requires_grad:
+            raise RuntimeError(f"grad: input {i} does not require grad")
+    pairs = [(o, _seed("grad", o, s, create_graph)) for o, s in zip(outs, seeds, strict=True) if o._requires_grad]
+    if not pairs and not allow_unused:
+        raise RuntimeError("grad: no output requires grad")
+    keep = create_graph if retain_graph is None else retain_graph
+    results = run_backward([o for o, _ in pairs], [s for _, s in pairs], retain_graph=keep, create_graph=create_graph,
+                           inputs=ins)
+    for i, result in enumerate(results):
+        if result is None and not allow_unused:
+            raise RuntimeError(f"grad: the outputs do not depend on input {i}; pass allow_unused=True to get None for it")
+    return tuple(results)
