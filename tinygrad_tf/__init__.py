@@ -1,0 +1,61 @@
+"""tinygrad_tf: a reverse-mode autograd engine, layers and GPT models, from scratch on numpy and numba.
+
+    import tinygrad_tf as tg
+    from tinygrad_tf import nn, models
+"""
+
+from builtins import bool as _bool  # `bool` below is the dtype, as users of such packages expect
+
+import numpy as _np
+
+from . import graph, rng
+from .checks.gradcheck import GradcheckError, gradcheck, gradgradcheck
+from .config import config
+from .creation import (
+    arange,
+    empty,
+    empty_like,
+    eye,
+    from_numpy,
+    full,
+    full_like,
+    linspace,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    randperm,
+    tensor,
+    zeros,
+    zeros_like,
+)
+from .function import Function, checkpoint
+from .graph import detect_anomaly, enable_grad, grad, is_grad_enabled, no_grad, reference
+from .kernels.runtime import get_num_threads, set_num_threads
+from .ops.elementwise import where
+from .ops.shape import cat, stack
+from .rng import get_rng_state, manual_seed, set_rng_state
+from .tensor import METHODS as _METHODS
+from .tensor import Tensor
+
+float32, float64 = _np.dtype(_np.float32), _np.dtype(_np.float64)
+int64, bool = _np.dtype(_np.int64), _np.dtype(_np.bool_)
+globals().update(_METHODS)
+__version__ = "0.1.0"
+
+
+def is_tensor(x: object) -> _bool:
+    """Whether x is a Tensor."""
+    return isinstance(x, Tensor)
+
+
+__all__ = [
+    "Function", "GradcheckError", "Tensor", "arange", "bool", "cat", "checkpoint", "config", "detect_anomaly", "empty",
+    "empty_like", "enable_grad", "eye", "float32", "float64", "from_numpy", "full", "full_like", "get_num_threads",
+    "get_rng_state", "grad", "gradcheck", "gradgradcheck", "graph", "int64", "is_grad_enabled", "is_tensor", "linspace",
+    "manual_seed", "no_grad", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
+    "reference", "rng", "set_num_threads", "set_rng_state", "stack", "tensor", "where", "zeros", "zeros_like", *_METHODS,
+]  # fmt: skip

@@ -255,26 +255,29 @@ def at_edge(data: Array, edge: Edge) -> Any:
 class Saved:
     """A buffer kept for backward, with the version it had."""
 
-    __slots__ = ("data", "storage", "version", "edge", "unpack")
+    __slots__ = ("data", "shape", "storage", "version", "edge", "unpack")
 
     def __init__(self, tensor: TensorBase | Array, edge: Edge = None):
         is_tensor = isinstance(tensor, TensorBase)
         self.data: Array | None = tensor._data if is_tensor else tensor
+        self.shape = cast(Array, self.data).shape
         self.storage = tensor._storage if is_tensor else None
         self.version = self.storage.version if self.storage else 0
         self.edge = tensor._edge() if is_tensor else edge
         self.unpack: Callable[[], Array] | None = None
         packer = _packer.get()
-        if packer is not None and not isinstance(self.edge, TensorBase):
+        if packer is not None:
             self.unpack = packer(cast(Array, self.data))
             if self.unpack is not None:
-                self.data, self.storage = None, None
+                self.data = None
+                if not isinstance(self.edge, TensorBase):
+                    self.storage = None
 
     def array(self, op: Op) -> Array:
         """The buffer; raises RuntimeError if it was written since."""
         if self.storage is not None and self.storage.version != self.version:
             raise RuntimeError(
-                f"backward of {op.name}: a tensor of shape {self.data.shape} that it needs was changed in place after the "
+                f"backward of {op.name}: a tensor of shape {self.shape} that it needs was changed in place after the "
                 f"forward (version {self.version} was saved, it is now at version {self.storage.version}); "
                 "use the out-of-place operation, or clone() before the change"
             )

@@ -1,1 +1,1 @@
-"""checks"""
+"""Checking gradients against finite differences."""

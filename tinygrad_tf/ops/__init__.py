@@ -1,1 +1,1 @@
-"""ops"""
+"""Differentiable operations: each forward beside its gradient rule; fused ones beside their plain definition."""

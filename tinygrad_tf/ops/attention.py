@@ -1,0 +1,159 @@
+"""Scaled dot-product attention and rotary positions: tiled kernels, and the formulas they compute."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import rng
+from ..graph import TensorBase
+from ..kernels import attention as kernels
+from ..kernels import rotary as rotary_kernels
+from .elementwise import exp, where
+from .primitive import fused
+from .products import matmul
+from .reductions import amax, sum
+from .shape import cat, expand, narrow
+
+
+def _options(scale: float, causal: bool, mask: Any, slopes: Any, dropout_p: float, key: int, call: int) -> dict[str, Any]:
+    return dict(scale=scale, causal=causal, mask=mask, slopes=slopes, dropout_p=dropout_p, key=key, call=call)
+
+
+def _forward(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    out, lse = kernels.attention(q, k, v, **_options(*options))
+    return out, (lse,)
+
+
+def _backward(g: Any, needs: Any, out: Any, saved: Any, q: Any, k: Any, v: Any, *options: Any) -> Any:
+    return kernels.attention_backward(g, q, k, v, out, saved[0], **_options(*options))
+
+
+@fused("q", "k", "v", forward=_forward, backward=_backward)
+def _attention(
+    q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any, slopes: Any, dropout_p: float, key: int, call: int
+) -> Any:
+    # q: (B, H, Tq, d_k), k: (B, Hkv, Tk, d_k), v: (B, Hkv, Tk, d_v)
+    (B, H, Tq, _), Tk = q.shape, k.shape[2]
+    weights = attention_weights(q, k, scale, causal, mask, slopes)
+    if dropout_p:
+        weights = weights * kernels.attention_dropout_mask(B, H, Tq, Tk, dropout_p, key, call, q.dtype)
+    return matmul(weights, _repeat_heads(v, H))
+
+
+_attention.name = "scaled_dot_product_attention"
+
+
+def _repeat_heads(x: Any, heads: int) -> Any:
+    """Each key or value head, once for every query head of its group: (B, Hkv, T, d) -> (B, H, T, d)."""
+    B, groups, T, d = x.shape
+    if groups == heads:
+        return x
+    return expand(x.reshape((B, groups, 1, T, d)), (B, groups, heads // groups, T, d)).reshape((B, heads, T, d))
+
+
+def attention_weights(q: Any, k: Any, scale: float, causal: bool = False, mask: Any = None, slopes: Any = None) -> Any:
+    """softmax(q k^T * scale + bias) over the keys that each query may see; a row that may see none is zero."""
+    (B, H, Tq, _), Tk = q.shape, k.shape[2]
+    scores = matmul(q, _repeat_heads(k, H).mT) * scale  # (B, H, Tq, Tk)
+    distance = np.arange(Tq)[:, None] + (Tk - Tq) - np.arange(Tk)[None, :]
+    allowed = np.ones((Tq, Tk), dtype=bool) if not causal else distance >= 0
+    if slopes is not None:
+        scores = scores - np.asarray(slopes, dtype=q.dtype).reshape(H, 1, 1) * np.abs(distance).astype(q.dtype)
+    raw_mask = getattr(mask, "_data", mask)
+    if raw_mask is not None:
+        if raw_mask.dtype == np.bool_:
+            allowed = allowed & raw_mask
+        else:
+            allowed = allowed & (raw_mask != -np.inf)
+            scores = scores + where(raw_mask != -np.inf, mask, 0.0)
+    scores = where(allowed, scores, 0.0)
+    peak = amax(where(allowed, scores.detach() if hasattr(scores, "detach") else scores, float("-inf")), -1, True) if Tk else scores
+    peak = where(peak == float("-inf"), 0.0, peak)
+    weights = where(allowed, exp(where(allowed, scores - peak, 0.0)), 0.0)
+    total = sum(weights, -1, True)
+    return weights / where(total == 0, 1.0, total)
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    alibi_slopes: Any = None,
+) -> Any:
+    """softmax(Q K^T / sqrt(d_k) + bias) V, without ever holding the T x T array of weights.
+
+    Args:
+        query: (B, H, Tq, d_k); key: (B, Hkv, Tk, d_k); value: (B, Hkv, Tk, d_v). Other numbers of leading axes work too.
+        attn_mask: bool (True: may attend) or float (added to the scores), broadcasting to (B, H, Tq, Tk). A float mask
+            that requires grad is differentiated through the definition.
+        dropout_p: probability with which a weight is dropped.
+        is_causal: query i sees keys up to i + Tk - Tq.
+        scale: default 1 / sqrt(d_k).
+        enable_gqa: let H be a multiple of Hkv; head h then uses key and value head h // (H / Hkv).
+        alibi_slopes: (H,) slopes m; the score of a key at distance n gets -m n.
+
+    A query that may see no key gets zeros, with zero gradient.
+
+    Source: Vaswani et al. 2017, Attention Is All You Need, equation 1; Dao et al. 2022, FlashAttention, for the tiling.
+    """
+    if query.ndim < 2 or query.ndim != key.ndim or key.ndim != value.ndim:
+        raise ValueError("scaled_dot_product_attention: query, key and value need the same number of axes, at least 2, got "
+                         f"shapes {query.shape}, {key.shape}, {value.shape}")
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError("scaled_dot_product_attention: query, key and value must share one dtype, got "
+                        f"{query.dtype}, {key.dtype}, {value.dtype}")
+    lead = query.shape[:-2]
+    q, k, v = (_four_axes(t) for t in (query, key, value))
+    H, groups = q.shape[1], k.shape[1]
+    fits = (q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] and k.shape[1:3] == v.shape[1:3])  # fmt: skip
+    if not fits or groups == 0 or H % groups or (groups != H and not enable_gqa):
+        raise ValueError("scaled_dot_product_attention: expected query (B, H, Tq, d_k), key (B, Hkv, Tk, d_k) and value "
+                         f"(B, Hkv, Tk, d_v) with Hkv = H{' or a divisor of it' if enable_gqa else ' (else enable_gqa=True)'}, "
+                         f"got shapes {query.shape}, {key.shape}, {value.shape}")
+    full = (q.shape[0], H, q.shape[2], k.shape[2])
+    if attn_mask is not None:
+        if attn_mask.dtype != np.bool_ and attn_mask.dtype.kind != "f":
+            raise TypeError(f"scaled_dot_product_attention: the mask must be bool or float, got dtype {attn_mask.dtype}")
+        try:
+            fits = np.broadcast_shapes(attn_mask.shape, (*lead, *full[2:])) == (*lead, *full[2:])
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(f"scaled_dot_product_attention: the mask must broadcast to {(*lead, *full[2:])}, got {attn_mask.shape}")
+        if len(lead) != 2 and attn_mask.ndim > 2:
+            attn_mask = expand(attn_mask, (*lead, *full[2:])).reshape(full) if isinstance(attn_mask, TensorBase) else (
+                np.broadcast_to(attn_mask, (*lead, *full[2:])).reshape(full))  # fmt: skip
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
+    seed, call = rng.next_call() if dropout_p else (0, 0)
+    operation = _attention.definition if isinstance(attn_mask, TensorBase) and attn_mask._requires_grad else _attention
+    out = operation(q, k, v, scale, bool(is_causal), attn_mask, alibi_slopes, float(dropout_p), seed, call)
+    return out if len(lead) == 2 else out.reshape((*lead, q.shape[2], v.shape[3]))
+
+
+def _four_axes(x: Any) -> Any:
+    if x.ndim == 4:
+        return x
+    return x.reshape((1,) * (4 - x.ndim) + x.shape) if x.ndim < 4 else x.reshape((-1, *x.shape[-3:]))
+
+
+@fused(
+    "x",
+    forward=lambda x, cos, sin: (rotary_kernels.rotary(x, cos, sin), ()),
+    backward=lambda g, needs, y, saved, x, cos, sin: [rotary_kernels.rotary(g, cos, sin, inverse=True)],
+)
+def rotary(x: Any, cos: Any, sin: Any) -> Any:
+    """Rotate each pair (x_i, x_(i + d/2)) of a head by its position's angle: x (B, H, T, d), cos and sin (T, d/2).
+
+    Source: Su et al. 2021, RoFormer, equation 34, in the half-split layout.
+    """
+    half = x.shape[-1] // 2
+    a, b = narrow(x, -1, 0, half), narrow(x, -1, half, half)
+    return cat([a * cos - b * sin, b * cos + a * sin], -1)

@@ -1,0 +1,35 @@
+"""Dropout. The mask is a function of the seed, the number of the call and the element: computed again, never stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import rng
+from ..kernels import random as kernels
+from .primitive import fused
+
+
+@fused(
+    "x",
+    forward=lambda x, p, key, call: (kernels.dropout(x, p, key, call), ()),
+    backward=lambda g, needs, y, saved, x, p, key, call: [kernels.dropout(g, p, key, call)],
+)
+def _dropout(x: Any, p: float, key: int, call: int) -> Any:
+    return x * kernels.dropout_mask(x.shape, p, key, call, x.dtype)
+
+
+_dropout.name = "dropout"
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True) -> Any:
+    """Each element is kept with probability 1 - p and divided by 1 - p, else 0; without `training`, x itself.
+
+    Source: Srivastava et al. 2014, Dropout, section 10 (inverted scaling).
+    """
+    if isinstance(p, (bool, np.bool_)) or not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout: p must be from 0 to 1, got {p}")
+    if not training or p == 0:
+        return x
+    return _dropout(x, float(p), *rng.next_call())

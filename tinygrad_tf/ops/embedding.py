@@ -1,0 +1,52 @@
+"""Looking rows up in a table, and adding gradients back into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..kernels import embedding as kernels
+from .elementwise import where
+from .indexing import getitem
+from .primitive import fused
+
+
+def _backward(g: Any, needs: Any, y: Any, saved: Any, ids: Any, weight: Any, padding_idx: int | None) -> Any:
+    dweight = kernels.scatter_add_rows(g.reshape(-1, weight.shape[1]), ids.reshape(-1), weight.shape[0])
+    if padding_idx is not None:
+        dweight[padding_idx] = 0
+    return [dweight]
+
+
+@fused("weight", forward=lambda ids, weight, padding_idx: (kernels.gather_rows(weight, ids), ()), backward=_backward)
+def _embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
+    rows = getitem(weight, ids)
+    if padding_idx is None:
+        return rows
+    padding = (ids == padding_idx).reshape((*ids.shape, 1))
+    return where(padding, rows.detach() if hasattr(rows, "detach") else rows, rows)
+
+
+_embedding.name = "embedding"
+
+
+def embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
+    """weight[ids]: ids of any shape, weight (V, D) -> (*ids.shape, D). The row `padding_idx` gets no gradient.
+
+    Raises IndexError for an id outside 0 .. V-1, and TypeError for ids that are not integers.
+    """
+    if weight.ndim != 2:
+        raise ValueError(f"embedding: weight must have shape (rows, width), got {weight.shape}")
+    array = np.asarray(getattr(ids, "_data", ids))
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"embedding: ids must be integers, got dtype {array.dtype}")
+    rows = weight.shape[0]
+    if array.size and (array.min() < 0 or array.max() >= rows):
+        bad = array.min() if array.min() < 0 else array.max()
+        raise IndexError(f"embedding: an id must be from 0 to {rows - 1}, got {bad}")
+    if padding_idx is not None:
+        if not -rows <= padding_idx < rows:
+            raise IndexError(f"embedding: padding_idx must be from {-rows} to {rows - 1}, got {padding_idx}")
+        padding_idx %= rows
+    return _embedding(array.astype(np.int64, copy=False), weight, padding_idx)

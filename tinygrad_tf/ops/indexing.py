@@ -1,0 +1,105 @@
+"""Reading and writing parts of a tensor: everything that numpy's basic and advanced indexing takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph import TensorBase
+from .primitive import normalize_dims, primitive
+
+
+def _plain(index: Any) -> Any:
+    """An index with Tensors replaced by their arrays."""
+    if isinstance(index, tuple):
+        return tuple(_plain(i) for i in index)
+    if isinstance(index, list):
+        return [_plain(i) for i in index]
+    return index._data if isinstance(index, TensorBase) else index
+
+
+def _is_basic(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) and not isinstance(p, bool) for p in parts)
+
+
+@primitive(x=lambda g, x_shape, index: _put(g, x_shape, index), view=True)
+def _getitem(x: Any, index: Any) -> Any:
+    try:
+        return x[index]
+    except IndexError as error:
+        raise IndexError(f"indexing a tensor of shape {x.shape}: {error}") from None
+
+
+_getitem.name = "getitem"
+
+
+@primitive(g=lambda g, index: _getitem(g, index))
+def _put(g: Any, shape: tuple[int, ...], index: Any) -> Any:
+    """Zeros of `shape` with g added at the index: the transpose of reading there. Repeated places add up."""
+    out = np.zeros(shape, dtype=g.dtype)
+    if _is_basic(index):
+        out[index] = g
+    else:
+        np.add.at(out, index, g)
+    return out
+
+
+def getitem(x: Any, index: Any) -> Any:
+    """x[index]: a view for integers, slices, None and ...; a copy for index arrays and masks."""
+    return _getitem(x, _plain(index))
+
+
+@primitive(x=lambda g, index, value_shape: setitem(g, index, 0.0), value=lambda g, index: _getitem(g, index))
+def setitem(x: Any, index: Any, value: Any) -> Any:
+    """A copy of x with `value` written at the index."""
+    out = x.copy()
+    try:
+        out[index] = value
+    except (IndexError, ValueError) as error:
+        raise type(error)(f"writing into a tensor of shape {x.shape}: {error}") from None
+    return out
+
+
+def _check_indices(indices: Any, limit: int, name: str) -> None:
+    if indices.dtype.kind not in "iu":
+        raise TypeError(f"{name}: indices must be integers, got dtype {indices.dtype}")
+    if indices.size and (indices.min() < 0 or indices.max() >= limit):
+        bad = int(indices.min() if indices.min() < 0 else indices.max())
+        raise IndexError(f"{name}: an index must be from 0 to {limit - 1}, got {bad}")
+
+
+@primitive(x=lambda g, x_shape, indices, dim: _add_along(g, x_shape, indices, dim))
+def take_along_dim(x: Any, indices: Any, dim: int) -> Any:
+    """For each place the element of x whose position along `dim` the indices give; other axes broadcast."""
+    (axis,) = normalize_dims(dim, x.ndim, "take_along_dim")
+    _check_indices(indices, x.shape[axis], "take_along_dim")
+    return np.take_along_axis(x, indices, axis)
+
+
+@primitive(x=lambda g, x_shape, dim, index: _add_along(g, x_shape, index, dim))
+def gather(x: Any, dim: int, index: Any) -> Any:
+    """out[i][j][k] = x[index[i][j][k]][j][k] for dim 0, and so on; `index` may be smaller than x along other axes."""
+    (axis,) = normalize_dims(dim, x.ndim, "gather")
+    if index.ndim != x.ndim or any(i > n for a, (i, n) in enumerate(zip(index.shape, x.shape, strict=True)) if a != axis):
+        raise ValueError(f"gather: the index must have as many axes as x and fit into it except along dim {dim}, "
+                         f"got index of shape {index.shape} for x of shape {x.shape}")
+    _check_indices(index, x.shape[axis], "gather")
+    return x[_places(index, axis)]
+
+
+def _places(index: Any, axis: int) -> tuple[Any, ...]:
+    """The full index tuple of a gather."""
+    places = list(np.ogrid[tuple(slice(n) for n in index.shape)])
+    places[axis] = index
+    return tuple(places)
+
+
+@primitive(g=lambda g, indices, dim: gather(g, dim, indices))
+def _add_along(g: Any, shape: tuple[int, ...], indices: Any, dim: int) -> Any:
+    """The transpose of gather: g added at the positions along `dim` that the indices give."""
+    out = np.zeros(shape, dtype=g.dtype)
+    index = np.broadcast_to(indices, g.shape)
+    np.add.at(out, _places(index, dim % len(shape)), g)
+    return out

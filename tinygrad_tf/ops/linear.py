@@ -1,0 +1,61 @@
+"""The affine map, bias added where the product is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..config import config
+from ..kernels import gemm
+from .primitive import fused
+from .products import _product, matmul
+
+
+def _forward(x: Any, weight: Any, bias: Any) -> Any:
+    # x: (..., in), weight: (out, in), bias: (out,)
+    rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
+    if config.matmul == "numba":
+        out = gemm.matmul(rows, weight.T, bias=bias)
+    else:
+        out = rows @ weight.T if bias is None else rows @ weight.T + bias
+    return out.reshape(*x.shape[:-1], weight.shape[0]), ()
+
+
+def _backward(g: Any, needs: Any, y: Any, saved: Any, x: Any, weight: Any, bias: Any) -> Any:
+    n = int(np.prod(x.shape[:-1]))
+    rows, g_rows = x.reshape(n, x.shape[-1]), g.reshape(n, g.shape[-1])
+    dx = _product(g_rows, weight).reshape(x.shape) if needs[0] else None
+    dweight = _product(g_rows.T, rows) if needs[1] else None
+    dbias = _column_sums(g_rows) if needs[2] else None
+    return dx, dweight, dbias
+
+
+def _column_sums(g: Any) -> Any:
+    """The sum over the rows: blocks of rows in the array's own precision, the blocks' sums in float64."""
+    block = 128
+    whole = len(g) // block * block
+    sums = g[:whole].reshape(-1, block, g.shape[1]).sum(axis=1).sum(axis=0, dtype=np.float64)
+    return (sums + g[whole:].sum(axis=0, dtype=np.float64)).astype(g.dtype)
+
+
+@fused("x", "weight", "bias", forward=_forward, backward=_backward)
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    y = matmul(x, weight.mT)
+    return y if bias is None else y + bias
+
+
+_linear.name = "linear"
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """x W^T + b: x (..., in), weight (out, in), bias (out,) -> (..., out).
+
+    Raises ValueError for shapes that do not fit and TypeError for mixed dtypes.
+    """
+    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"linear: the last axis of x must match the last axis of weight (out, in), got x of shape {x.shape} and "
+                         f"weight of shape {weight.shape}")
+    if bias is not None and bias.shape != (weight.shape[0],):
+        raise ValueError(f"linear: the bias must have shape ({weight.shape[0]},), got {bias.shape}")
+    return _linear(x, weight, bias)

@@ -1,0 +1,133 @@
+"""Cross-entropy, from logits to a number, without a second array of the logits' size in the forward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..kernels import loss as kernels
+from .elementwise import where
+from .indexing import getitem, take_along_dim
+from .normalization import log_softmax
+from .primitive import fused
+from .reductions import logsumexp, mean, sum
+
+
+def _forward(logits: Any, targets: Any, ignore_index: int, label_smoothing: float) -> Any:
+    losses, lse = kernels.cross_entropy(logits, targets, ignore_index, label_smoothing)
+    return losses, (lse,)
+
+
+def _backward(
+    g: Any, needs: Any, losses: Any, saved: Any, logits: Any, targets: Any, ignore_index: int, label_smoothing: float
+) -> Any:
+    return [kernels.cross_entropy_backward(g, logits, targets, saved[0], ignore_index, label_smoothing)]
+
+
+@fused("logits", forward=_forward, backward=_backward)
+def _token_losses(logits: Any, targets: Any, ignore_index: int = -100, label_smoothing: float = 0.0) -> Any:
+    """The loss of each row: logits (N, V), targets (N,) -> (N,); 0 for ignored rows, whatever their logits are."""
+    valid = targets != ignore_index
+    safe = where(valid, targets, 0)
+    logits = where(valid.reshape((-1, 1)), logits, 0.0)
+    lse = logsumexp(logits, -1)
+    losses = lse - take_along_dim(logits, safe.reshape((-1, 1)), -1).reshape((-1,))
+    if label_smoothing:
+        losses = (1.0 - label_smoothing) * losses + label_smoothing * (lse - mean(logits, -1))
+    return where(valid, losses, 0.0)
+
+
+_token_losses.name = "cross_entropy"
+
+
+def cross_entropy(
+    logits: Any,
+    targets: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """-log softmax(logits)[target], averaged over the targets that are not ignored.
+
+    With label smoothing e, a row's loss is (1 - e) times that plus e times the mean of -log softmax over the classes.
+
+    Args:
+        logits: (N, V), or (V,), or (N, V, d1, ...) with the classes on axis 1.
+        targets: class numbers, int, of the logits' shape without V; or probabilities of the logits' shape.
+        weight: (V,) a factor for each class; the mean is then weighted by the targets' factors.
+        ignore_index: targets of this value count nowhere; if all are ignored, the loss is 0 with zero gradient.
+        reduction: "mean", "sum" or "none".
+
+    Raises:
+        IndexError: a target that is neither a class nor `ignore_index`; ValueError: shapes that do not fit.
+
+    >>> import tinygrad_tf as tg
+    >>> from tinygrad_tf.nn import functional as F
+    >>> round(F.cross_entropy(tg.tensor([[0.0, 0.0]]), tg.tensor([1])).item(), 4)
+    0.6931
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'cross_entropy: reduction must be "mean", "sum" or "none", got {reduction!r}')
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing}")
+    if logits.ndim == 0:
+        raise ValueError("cross_entropy: logits need a class axis, got shape ()")
+    classes = logits.ndim - 1 if logits.ndim == 1 else 1
+    if targets.dtype.kind == "f":
+        return _soft_cross_entropy(logits, targets, weight, reduction, label_smoothing, classes)
+    vocab = logits.shape[classes]
+    rest = logits.shape[:classes] + logits.shape[classes + 1 :]
+    if targets.shape != rest:
+        raise ValueError(f"cross_entropy: targets must have shape {rest} for logits of shape {logits.shape}, got {targets.shape}")
+    ids = np.asarray(getattr(targets, "_data", targets))
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"cross_entropy: targets must be integers or probabilities, got dtype {ids.dtype}")
+    bad = (ids != ignore_index) & ((ids < 0) | (ids >= vocab))
+    if bad.any():
+        raise IndexError(f"cross_entropy: a target must be from 0 to {vocab - 1}, or ignore_index {ignore_index}, got {ids[bad][0]}")
+    order = (*range(classes), *range(classes + 1, logits.ndim), classes)
+    rows = (logits if order == tuple(range(logits.ndim)) else logits.permute(order)).reshape((-1, vocab))
+    flat = ids.reshape(-1).astype(np.int64, copy=False)
+    valid = flat != ignore_index
+    if weight is None:
+        losses = _token_losses(rows, _like(flat, logits), ignore_index, float(label_smoothing))
+        total: Any = int(valid.sum())
+    else:
+        losses = _weighted(rows, flat, valid, weight, label_smoothing)
+        total = sum(getitem(weight, flat[valid]))
+    if reduction == "none":
+        return losses.reshape(rest)
+    summed = sum(losses)
+    return summed / (total if weight is not None else max(total, 1)) if reduction == "mean" else summed
+
+
+def _like(ids: Any, logits: Any) -> Any:
+    return type(logits)(ids) if hasattr(logits, "_data") and type(logits).__name__ == "Tensor" else ids
+
+
+def _weighted(rows: Any, flat: Any, valid: Any, weight: Any, label_smoothing: float) -> Any:
+    """Row losses with class weights, from primitives."""
+    safe = np.where(valid, flat, 0)
+    logp = log_softmax(where(valid.reshape(-1, 1), rows, 0.0), -1)
+    factors = getitem(weight, safe)
+    losses = -factors * take_along_dim(logp, safe.reshape(-1, 1), -1).reshape((-1,))
+    if label_smoothing:
+        smooth = -sum(logp * weight, -1) / rows.shape[-1]
+        losses = (1.0 - label_smoothing) * losses + label_smoothing * smooth
+    return where(valid, losses, 0.0)
+
+
+def _soft_cross_entropy(logits: Any, targets: Any, weight: Any, reduction: str, smoothing: float, classes: int) -> Any:
+    """-sum over the classes of target * log softmax(logits)."""
+    if targets.shape != logits.shape:
+        raise ValueError(f"cross_entropy: probabilities must have the logits' shape {logits.shape}, got {targets.shape}")
+    vocab = logits.shape[classes]
+    targets = targets * (1.0 - smoothing) + smoothing / vocab
+    terms = targets * log_softmax(logits, classes)
+    if weight is not None:
+        terms = terms * weight.reshape((vocab,) + (1,) * (logits.ndim - 1 - classes))
+    losses = -sum(terms, classes)
+    rows = max(logits.size if isinstance(logits.size, int) else logits.numel(), 1) // max(vocab, 1)
+    return losses if reduction == "none" else sum(losses) / max(rows, 1) if reduction == "mean" else sum(losses)

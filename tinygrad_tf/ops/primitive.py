@@ -1,0 +1,305 @@
+"""How an operation is written: `@primitive` with a gradient rule per input, and `@fused` with kernels and a definition.
+
+    @primitive(x=lambda g, out: g * out)
+    def exp(x):
+        return np.exp(x)
+
+The function computes on ndarrays. Each keyword names an input and gives its rule: from `g`, the gradient of the result,
+and whatever else it names, the gradient of that input. It may name inputs, `out` (the result), an input's
+`NAME_shape`, and the other arguments; what it names is what is saved. Rules use operators and operations of this
+package, never `np.*`, so that the same rule runs on ndarrays (the ordinary backward) and on Tensors (`create_graph`).
+The sum over broadcast axes is not the rule's business: backward's driver does it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from .. import graph
+from ..graph import Array, Node, Op, Saved, TensorBase
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+def operand(value: Any, like: TensorBase | Array, name: str) -> Any:
+    """A scalar or ndarray operand in the Tensor's dtype: an integer Tensor with a fraction becomes float32."""
+    dtype = like._data.dtype if isinstance(like, TensorBase) else like.dtype
+    if isinstance(value, (bool, int, float)):
+        kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
+    elif isinstance(value, (np.ndarray, np.generic)):
+        kind = value.dtype.kind
+        kind = "i" if kind == "u" else kind
+    elif isinstance(value, (list, tuple)):
+        return operand(np.asarray(value), like, name)
+    else:
+        raise TypeError(f"{name}: expected a Tensor, an ndarray or a number, got {type(value).__name__}")
+    if kind not in "bif":
+        raise TypeError(f"{name}: expected real numbers, got dtype {value.dtype}")
+    order = "bif"
+    if order.index(kind) <= order.index("i" if dtype.kind == "u" else dtype.kind):
+        return np.asarray(value, dtype=dtype)
+    return np.asarray(value, dtype=np.int64 if kind == "i" else np.float32)
+
+
+def _argument_names(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+class _Callable(Op):
+    """What primitives and fused operations share: a signature, a name, a docstring."""
+
+    def __init__(self, function: Callable[..., Any], inputs: Sequence[str]):
+        functools.update_wrapper(self, function)
+        self.name = function.__name__.rstrip("_")
+        self.function = function
+        self.signature = inspect.signature(function)
+        self.parameters = list(self.signature.parameters)
+        self.defaults = [p.default for p in self.signature.parameters.values()]
+        self.inputs = tuple(inputs)
+        self.positions = tuple(self.parameters.index(i) for i in inputs)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        if not kwargs and len(args) == len(self.parameters):
+            return list(args)
+        if not kwargs and self.defaults[len(args) : len(args) + 1] != [inspect.Parameter.empty]:
+            return list(args) + self.defaults[len(args) :] if len(args) <= len(self.parameters) else self._refuse(args, {})
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError:
+            return self._refuse(args, kwargs)
+        bound.apply_defaults()
+        return list(bound.arguments.values())
+
+    def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}{self.signature}: {error}") from None
+        raise AssertionError("unreachable")
+
+    def __repr__(self) -> str:
+        return f"<operation {self.name}{self.signature}>"
+
+
+class Primitive(_Callable):
+    """An operation with one gradient rule per differentiable input (see this module's text)."""
+
+    def __init__(self, function: Callable[..., Any], rules: dict[str, Callable[..., Any]], promote: bool, view: bool):
+        super().__init__(function, list(rules))
+        self.promote, self.view = promote, view
+        if promote:
+            self.positions = tuple(i for i, name in enumerate(self.parameters) if name in "ab")
+            self.inputs = tuple(name for name in self.parameters if name in "ab") if rules else ()
+        self.variadic = bool(rules) and self.inputs[0] == self.parameters[0] == "tensors"
+        self.rules = [(rules[i], _argument_names(rules[i])[1:]) for i in self.inputs]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = self._bind(args, kwargs)
+        members = list(values[0]) if self.variadic else values
+        first = next((v for v in members if isinstance(v, TensorBase)), None)
+        if first is None:
+            first = next((v for v in values if isinstance(v, TensorBase)), None)
+            if first is None:
+                return self.function(*values)
+        if self.promote:
+            self._promote(values, first)
+        arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
+        if self.promote:
+            self._match(arrays)
+        if self.variadic:
+            arrays[0] = [m._data if isinstance(m, TensorBase) else operand(m, first, self.name) for m in members]
+        out = np.asarray(self.function(*arrays))
+        if out.dtype == _FLOAT64 and not any(
+            isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)
+        ):
+            out = out.astype(_FLOAT32)  # numpy's answer to integers; ours is float32
+        node = None
+        inputs: list[TensorBase | None]
+        if not self.inputs:
+            inputs = []
+        elif self.variadic:
+            inputs = [m if isinstance(m, TensorBase) and m._requires_grad else None for m in members]
+        else:
+            inputs = [values[p] if isinstance(values[p], TensorBase) and values[p]._requires_grad else None
+                      for p in self.positions]  # fmt: skip
+        if graph._grad_enabled.get() and out.dtype.kind == "f" and any(t is not None for t in inputs):
+            graph.check_inputs(self.name, inputs)
+            node = Node(self, inputs, [out])
+            self._save(node, values, inputs, out)
+        result = graph.finish(self, node, values, [out])[0]
+        if self.view and np.may_share_memory(out, first._data):
+            result._storage, result._version = first._storage, first._version
+        return result
+
+    def _promote(self, values: list[Any], first: TensorBase) -> None:
+        """Give the scalars and ndarrays among the operands a Tensor's dtype."""
+        like = next((values[p] for p in self.positions if isinstance(values[p], TensorBase)), first)
+        for p in self.positions:
+            if not isinstance(values[p], TensorBase):
+                values[p] = operand(values[p], like, self.name)
+
+    def _match(self, arrays: list[Any]) -> None:
+        """An integer or bool array meeting a float one takes its dtype (numpy would answer float64)."""
+        i, j = self.positions
+        a, b = arrays[i], arrays[j]
+        if a.dtype != b.dtype and (a.dtype.kind == "f") != (b.dtype.kind == "f"):
+            arrays[i], arrays[j] = (a, b.astype(a.dtype)) if a.dtype.kind == "f" else (a.astype(b.dtype), b)
+
+    def _save(self, node: Node, values: list[Any], inputs: Sequence[TensorBase | None], out: Array) -> None:
+        """Keep what the needed rules name: Saved for Tensors and the result, the rest as it is."""
+        kept: dict[str, Any] = {}
+        needed = [0] if self.variadic else [i for i, t in enumerate(inputs) if t is not None]
+        for i in needed:
+            for name in self.rules[i][1]:
+                if name in kept or name == "i":
+                    continue
+                if name == "out":
+                    kept[name] = Saved(out)
+                    kept[name].edge = "self"
+                elif name.endswith("_shape") and name not in self.parameters:
+                    value = values[self.parameters.index(name[: -len("_shape")])]
+                    kept[name] = [np.shape(graph._raw(v)) for v in value] if self.variadic else np.shape(graph._raw(value))
+                else:
+                    value = values[self.parameters.index(name)]
+                    if self.variadic and name == "tensors":
+                        kept[name] = [Saved(v) if isinstance(v, (TensorBase, np.ndarray)) else v for v in value]
+                    elif isinstance(value, TensorBase) or (name in self.inputs and isinstance(value, np.ndarray)):
+                        kept[name] = Saved(value)
+                    else:
+                        kept[name] = value
+        node.saved = kept
+
+    def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> list[Any]:
+        def open_(value: Any) -> Any:
+            if isinstance(value, list):
+                return [open_(v) for v in value]
+            if not isinstance(value, Saved):
+                return value
+            if not create_graph:
+                return value.array(self)
+            return graph.at_edge(value.array(self), (node, 0)) if value.edge == "self" else value.tensor(self)
+
+        opened = {name: open_(value) for name, value in node.saved.items()}
+        results: list[Any] = []
+        for i, needed in enumerate(needs):
+            rule, names = self.rules[0 if self.variadic else i]
+            if not needed:
+                results.append(None)
+                continue
+            results.append(rule(grads[0], *[i if name == "i" else opened[name] for name in names]))
+        return results
+
+
+def primitive(*, promote: bool = False, view: bool = False, **rules: Callable[..., Any]) -> Callable[..., Primitive]:
+    """Make an operation of a function on ndarrays; each keyword is the gradient rule of the input of that name.
+
+    Args:
+        promote: scalars and ndarrays among the inputs take the Tensors' dtype (binary arithmetic).
+        view: the result may share the first input's memory, and then shares its version counter.
+    """
+    return lambda function: Primitive(function, rules, promote, view)
+
+
+class Fused(_Callable):
+    """An operation with kernels for forward and backward, and a definition made of primitives.
+
+    `forward(*arguments) -> (out, saved)` and `backward(g, needs, out, saved, *arguments) -> gradients` work on ndarrays;
+    one gradient for each name in `inputs`, None where not needed. `create_graph` differentiates the definition, evaluated
+    again at the saved inputs.
+    """
+
+    def __init__(
+        self, definition: Callable[..., Any], inputs: Sequence[str], forward: Callable[..., Any], backward: Callable[..., Any]
+    ):
+        super().__init__(definition, inputs)
+        self.definition, self.forward, self.backward = definition, forward, backward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = self._bind(args, kwargs)
+        if graph._reference.get():
+            return self.definition(*values)
+        arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
+        self._check_dtypes(arrays)
+        out, saved = self.forward(*arrays)
+        if not any(isinstance(v, TensorBase) for v in values):
+            return out
+        inputs = [values[p] if isinstance(values[p], TensorBase) and values[p]._requires_grad else None for p in self.positions]
+        node = None
+        if graph._grad_enabled.get() and any(t is not None for t in inputs):
+            graph.check_inputs(self.name, inputs)
+            node = Node(self, inputs, [out])
+            node.static = [v if not isinstance(v, (TensorBase, np.ndarray)) else None for v in values]
+            node.saved = (
+                [Saved(v) if isinstance(v, (TensorBase, np.ndarray)) else None for v in values],
+                Saved(out),
+                [Saved(s) if isinstance(s, np.ndarray) else s for s in saved],
+            )
+        return graph.finish(self, node, values, [out])[0]
+
+    def _check_dtypes(self, arrays: Sequence[Any]) -> None:
+        kinds = {}
+        for p, name in zip(self.positions, self.inputs, strict=True):
+            a = arrays[p]
+            if isinstance(a, np.ndarray):
+                if a.dtype.kind != "f":
+                    raise TypeError(f"{self.name}: {name} must be float32 or float64, got dtype {a.dtype}")
+                kinds[name] = a.dtype
+        if len(set(kinds.values())) > 1:
+            came = ", ".join(f"{n} is {d}" for n, d in kinds.items())
+            raise TypeError(f"{self.name}: the inputs must share one dtype, got: {came}; convert with .to(dtype)")
+
+    def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> list[Any]:
+        arguments, out, saved = node.saved
+        if not create_graph:
+            arrays = [s if a is None else a.array(self) for a, s in zip(arguments, node.static, strict=True)]
+            kept = [s.array(self) if isinstance(s, Saved) else s for s in saved]
+            return list(self.backward(grads[0], needs, out.array(self), kept, *arrays))
+        values = [s if a is None else a.tensor(self) for a, s in zip(arguments, node.static, strict=True)]
+        return differentiate(lambda *v: self.definition(*v), values, self.positions, needs, grads[0])
+
+
+def differentiate(
+    function: Callable[..., Any], values: Sequence[Any], positions: Sequence[int], needs: Sequence[bool], g: Any
+) -> list[Any]:
+    """The gradients of `function(*values)` at `positions`, as recorded Tensors that lead to the values and to `g`.
+
+    The inputs enter through an identity each, at which this inner backward stops.
+    """
+    from .elementwise import identity
+
+    with graph.enable_grad():
+        stand_ins = list(values)
+        wanted = [p for p, needed in zip(positions, needs, strict=True) if needed]
+        for p in wanted:
+            stand_ins[p] = identity(values[p])
+        out = function(*stand_ins)
+        found = graph.grad(out, [stand_ins[p] for p in wanted], g, create_graph=True, allow_unused=True)
+    by_position = dict(zip(wanted, found, strict=True))
+    return [by_position.get(p) for p in positions]
+
+
+def fused(*inputs: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[[Callable[..., Any]], Fused]:
+    """Make a fused operation of a definition (see `Fused`); `inputs` names its differentiable arguments."""
+    return lambda definition: Fused(definition, inputs, forward, backward)
+
+
+def normalize_dims(dim: Any, ndim: int, name: str) -> tuple[int, ...]:
+    """`dim` (None for all, an int, or a sequence) as sorted non-negative axes; raises IndexError or ValueError."""
+    if dim is None:
+        return tuple(range(ndim))
+    dims = (dim,) if isinstance(dim, (int, np.integer)) else tuple(dim)
+    limit = max(ndim, 1)
+    for d in dims:
+        if not isinstance(d, (int, np.integer)) or isinstance(d, bool):
+            raise TypeError(f"{name}: dim must be an integer or a tuple of them, got {dim!r}")
+        if not -limit <= d < limit:
+            raise IndexError(f"{name}: dim must be from {-limit} to {limit - 1} for a tensor of {ndim} axes, got {d}")
+    axes = tuple(int(d) % limit for d in dims)
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{name}: an axis appears twice in dim={dim!r}")
+    return cast(tuple[int, ...], tuple(sorted(axes)) if ndim else ())

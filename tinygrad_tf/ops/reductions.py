@@ -1,0 +1,220 @@
+"""Sums, means, extremes and their relatives along axes. `dim`: None for all axes, an integer, or a tuple of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .elementwise import abs, exp, log, maximum, sqrt, where
+from .primitive import normalize_dims, primitive
+
+
+def _expand(g: Any, x_shape: tuple[int, ...], dim: Any, keepdim: bool) -> Any:
+    """A reduced gradient, broadcast back over the axes that were summed."""
+    if not keepdim:
+        axes = normalize_dims(dim, len(x_shape), "sum")
+        g = g.reshape(tuple(1 if i in axes else n for i, n in enumerate(x_shape)))
+    return broadcast_to(g, x_shape)
+
+
+@primitive(x=lambda g, x_shape: sum_to_shape(g, x_shape), view=True)
+def broadcast_to(x: Any, shape: Any) -> Any:
+    """x repeated along new axes and axes of length 1, without copying."""
+    return np.broadcast_to(x, shape)
+
+
+def sum_to_shape(g: Any, shape: tuple[int, ...]) -> Any:
+    """The transpose of broadcasting: left to the driver, which sums whatever is too large."""
+    return g
+
+
+@primitive(x=lambda g, x_shape, dim, keepdim: _expand(g, x_shape, dim, keepdim))
+def sum(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The sum over `dim`; booleans and integers give int64."""
+    axes = normalize_dims(dim, x.ndim, "sum")
+    return x.sum(axis=axes, keepdims=keepdim, dtype=np.int64 if x.dtype.kind in "bi" else None)
+
+
+def _count(shape: tuple[int, ...], dim: Any) -> int:
+    return int(np.prod([shape[a] for a in normalize_dims(dim, len(shape), "mean")], dtype=np.int64))
+
+
+def _float_input(x: Any, name: str) -> None:
+    if x.dtype.kind not in "f":
+        raise TypeError(f"{name}: expected float32 or float64, got dtype {x.dtype}; convert with .float()")
+
+
+@primitive(x=lambda g, x_shape, dim, keepdim: _expand(g, x_shape, dim, keepdim) * (1.0 / (_count(x_shape, dim) or 1)))
+def mean(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The mean over `dim`; integers give float32."""
+    axes = normalize_dims(dim, x.ndim, "mean")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        total = x.sum(axis=axes, keepdims=keepdim, dtype=x.dtype if x.dtype.kind == "f" else np.float64)
+        return np.asarray(total / np.asarray(_count(x.shape, dim), total.dtype))
+
+
+def var(x: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False, unbiased: bool | None = None) -> Any:
+    """The variance over `dim`: the sum of (x - mean)^2, divided by the count less `correction`.
+
+    `unbiased=False` is correction 0. With nothing left to divide by, the result is NaN.
+    """
+    correction = correction if unbiased is None else int(unbiased)
+    count = _count(x.shape, dim) - correction
+    centered = x - mean(x, dim, True)
+    return sum(centered * centered, dim, keepdim) * (1.0 / count if count > 0 else float("nan"))
+
+
+@primitive(x=lambda g, out: where(out == 0, 0.0, g / (2.0 * where(out == 0, 1.0, out))))
+def _sqrt_or_zero(x: Any) -> Any:
+    """The square root with slope 0 at 0, for norms and deviations."""
+    return np.sqrt(x)
+
+
+def std(x: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False, unbiased: bool | None = None) -> Any:
+    """The square root of `var`, with subgradient 0 where it is 0."""
+    return _sqrt_or_zero(var(x, dim, correction=correction, keepdim=keepdim, unbiased=unbiased))
+
+
+def norm(x: Any, p: float = 2.0, dim: Any = None, keepdim: bool = False) -> Any:
+    """The p-norm over `dim`, (sum |x|^p)^(1/p), for p = 1, 2 or inf and others; its subgradient at 0 is 0."""
+    if p == 2:
+        return _sqrt_or_zero(sum(x * x, dim, keepdim))
+    if p == 1:
+        return sum(abs(x), dim, keepdim)
+    if p == float("inf"):
+        return amax(abs(x), dim, keepdim)
+    total = sum(abs(x) ** p, dim, keepdim)
+    return where(total == 0, 0.0, where(total == 0, 1.0, total) ** (1.0 / p))
+
+
+def _ties(g: Any, x: Any, out: Any, dim: Any, keepdim: bool) -> Any:
+    """The gradient of an extreme, split evenly among the elements that attain it."""
+    attained = x == _expand(out, x.shape, dim, keepdim)
+    count = sum(attained.astype(np.int64), dim, True)
+    return where(attained, _expand(g, x.shape, dim, keepdim) / where(count == 0, 1, count).astype(x.dtype), 0.0)
+
+
+@primitive(x=lambda g, x, out, dim, keepdim: _ties(g, x, out, dim, keepdim))
+def amax(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The largest element over `dim`; equal ones share the gradient evenly. NaN wins."""
+    return x.max(axis=normalize_dims(dim, x.ndim, "amax"), keepdims=keepdim)
+
+
+@primitive(x=lambda g, x, out, dim, keepdim: _ties(g, x, out, dim, keepdim))
+def amin(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The smallest element over `dim`; equal ones share the gradient evenly. NaN wins."""
+    return x.min(axis=normalize_dims(dim, x.ndim, "amin"), keepdims=keepdim)
+
+
+@primitive()
+def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The index of the largest element along `dim` (None: of the flattened tensor); the first one if several tie."""
+    if dim is not None:
+        normalize_dims(dim, x.ndim, "argmax")
+    return np.asarray(x.argmax(axis=dim, keepdims=keepdim), dtype=np.int64)
+
+
+@primitive()
+def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The index of the smallest element along `dim` (None: of the flattened tensor); the first one if several tie."""
+    if dim is not None:
+        normalize_dims(dim, x.ndim, "argmin")
+    return np.asarray(x.argmin(axis=dim, keepdims=keepdim), dtype=np.int64)
+
+
+def _extreme(x: Any, other: Any, keepdim: bool, over_all: Any, along: Any, binary: Any) -> Any:
+    if other is None:
+        return over_all(x)
+    if not isinstance(other, (int, np.integer)) or isinstance(other, bool):
+        return binary(x, other)
+    from .indexing import take_along_dim
+
+    indices = along(x, other, True)
+    values = take_along_dim(x, indices, other)
+    return (values, indices) if keepdim else (values.squeeze(other), indices.squeeze(other))
+
+
+def max(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The largest element of all (ties share the gradient), or with `dim` the pair (values, indices) along it.
+
+    Along an axis the first of several equal elements is chosen and gets the gradient. With a Tensor as the second
+    argument: `maximum`.
+    """
+    return _extreme(x, dim, keepdim, amax, argmax, maximum)
+
+
+def min(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The smallest element of all, or with `dim` the pair (values, indices) along it: see `max`."""
+    from .elementwise import minimum
+
+    return _extreme(x, dim, keepdim, amin, argmin, minimum)
+
+
+@primitive()
+def any(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """Whether an element over `dim` is true."""
+    return x.any(axis=normalize_dims(dim, x.ndim, "any"), keepdims=keepdim)
+
+
+@primitive()
+def all(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """Whether every element over `dim` is true."""
+    return x.all(axis=normalize_dims(dim, x.ndim, "all"), keepdims=keepdim)
+
+
+@primitive(x=lambda g, dim: flip(cumsum(flip(g, dim), dim), dim))
+def cumsum(x: Any, dim: int) -> Any:
+    """The running sum along `dim`."""
+    (axis,) = normalize_dims(dim, x.ndim, "cumsum") or (0,)
+    return x.cumsum(axis=axis, dtype=np.int64 if x.dtype.kind in "bi" else None) if x.ndim else x.copy()
+
+
+@primitive(x=lambda g, dims: flip(g, dims))
+def flip(x: Any, dims: Any) -> Any:
+    """x in reverse order along `dims`."""
+    return np.flip(x, normalize_dims(dims, x.ndim, "flip"))
+
+
+def prod(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The product over `dim` (None: over all); its gradient is right with zeros too."""
+    if dim is None:
+        flat = _prod(x.reshape(-1), 0, keepdim)
+        return flat.reshape((1,) * x.ndim) if keepdim else flat
+    return _prod(x, dim, keepdim)
+
+
+@primitive(x=lambda g, x, dim, keepdim: _expand(g, x.shape, dim, keepdim) * _others(x, dim))
+def _prod(x: Any, dim: int, keepdim: bool = False) -> Any:
+    normalize_dims(dim, x.ndim, "prod")
+    return x.prod(axis=dim, keepdims=keepdim)
+
+
+def _others(x: Any, dim: int) -> Any:
+    """For each element the product of all the others along `dim`: the product before it times the product after it."""
+    from .shape import cat, narrow, ones_like_part
+
+    n = x.shape[dim]
+    before = after = one = ones_like_part(x, dim)
+    lefts, rights = [one], [one]
+    for i in range(n - 1):
+        before = before * narrow(x, dim, i, 1)
+        after = narrow(x, dim, n - 1 - i, 1) * after
+        lefts.append(before)
+        rights.append(after)
+    return cat(lefts[:n], dim) * cat(rights[:n][::-1], dim) if n else x
+
+
+def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
+    """log(sum(exp(x))) over `dim`, safe from overflow; all -inf gives -inf with zero gradient."""
+    peak = amax(x.detach() if hasattr(x, "detach") else x, dim, True)
+    peak = where(abs(peak) == float("inf"), 0.0, peak)
+    total = sum(exp(x - peak), dim, True)
+    out = where(total == 0, float("-inf"), log(where(total == 0, 1.0, total)) + peak)
+    return out if keepdim else out.reshape(sum(peak, dim).shape)
+
+
+__all__ = [
+    "all", "amax", "amin", "any", "argmax", "argmin", "broadcast_to", "cumsum", "flip", "logsumexp", "max", "mean", "min",
+    "norm", "prod", "sqrt", "std", "sum", "var",
+]  # fmt: skip
