@@ -465,7 +465,7 @@ def run_backward(
         elif edge is not None and (inputs is None or id(edge) in targets):
             leaves.setdefault(id(edge), (edge, _Pending()))[1].add(value, own)
 
-    with Mode(_grad_enabled, create_graph):
+    with Mode(_grad_enabled, create_graph), np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         for root, seed in zip(roots, seeds, strict=True):
             deliver(root._edge(), seed, False)
         while heap:

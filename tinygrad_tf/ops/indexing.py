@@ -26,6 +26,9 @@ def _is_basic(index: Any) -> bool:
 
 @primitive(x=lambda g, x_shape, index: _put(g, x_shape, index), view=True)
 def _getitem(x: Any, index: Any) -> Any:
+    if _is_basic(index):  # the ... makes numpy give a view of no axes rather than a number
+        parts = index if isinstance(index, tuple) else (index,)
+        index = parts if any(p is Ellipsis for p in parts) else (*parts, ...)
     try:
         return x[index]
     except IndexError as error:

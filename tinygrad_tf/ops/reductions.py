@@ -18,31 +18,29 @@ def _expand(g: Any, x_shape: tuple[int, ...], dim: Any, keepdim: bool) -> Any:
     return broadcast_to(g, x_shape)
 
 
-@primitive(x=lambda g, x_shape: sum_to_shape(g, x_shape), view=True)
+@primitive(x=lambda g: g, view=True)  # summing over the repeated axes is the driver's
 def broadcast_to(x: Any, shape: Any) -> Any:
     """x repeated along new axes and axes of length 1, without copying."""
     return np.broadcast_to(x, shape)
 
 
-def sum_to_shape(g: Any, shape: tuple[int, ...]) -> Any:
-    """The transpose of broadcasting: left to the driver, which sums whatever is too large."""
-    return g
-
-
 @primitive(x=lambda g, x_shape, dim, keepdim: _expand(g, x_shape, dim, keepdim))
 def sum(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     """The sum over `dim`; booleans and integers give int64."""
-    axes = normalize_dims(dim, x.ndim, "sum")
-    return x.sum(axis=axes, keepdims=keepdim, dtype=np.int64 if x.dtype.kind in "bi" else None)
+    return _total(x, normalize_dims(dim, x.ndim, "sum"), keepdim)
+
+
+def _total(x: Any, axes: tuple[int, ...], keepdim: bool) -> Any:
+    """x summed over axes. numpy adds pairwise only along the last one, so for others long sums run in float64."""
+    if x.dtype.kind in "bi":
+        return x.sum(axis=axes, keepdims=keepdim, dtype=np.int64)
+    if x.dtype == np.float32 and x.size > 4096 and axes not in ((x.ndim - 1,), tuple(range(x.ndim))):
+        return x.sum(axis=axes, keepdims=keepdim, dtype=np.float64).astype(np.float32)
+    return x.sum(axis=axes, keepdims=keepdim)
 
 
 def _count(shape: tuple[int, ...], dim: Any) -> int:
     return int(np.prod([shape[a] for a in normalize_dims(dim, len(shape), "mean")], dtype=np.int64))
-
-
-def _float_input(x: Any, name: str) -> None:
-    if x.dtype.kind not in "f":
-        raise TypeError(f"{name}: expected float32 or float64, got dtype {x.dtype}; convert with .float()")
 
 
 @primitive(x=lambda g, x_shape, dim, keepdim: _expand(g, x_shape, dim, keepdim) * (1.0 / (_count(x_shape, dim) or 1)))
@@ -50,7 +48,7 @@ def mean(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     """The mean over `dim`; integers give float32."""
     axes = normalize_dims(dim, x.ndim, "mean")
     with np.errstate(invalid="ignore", divide="ignore"):
-        total = x.sum(axis=axes, keepdims=keepdim, dtype=x.dtype if x.dtype.kind == "f" else np.float64)
+        total = _total(x if x.dtype.kind == "f" else x.astype(np.float64), axes, keepdim)
         return np.asarray(total / np.asarray(_count(x.shape, dim), total.dtype))
 
 
