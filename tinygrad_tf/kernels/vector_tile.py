@@ -1,0 +1,199 @@
+"""Vector building blocks of attention, emitted as LLVM vectors because loops alone do not stay in registers.
+
+A block of C += A @ B, four rows by two vectors, is held in eight registers; A may have any strides (its numbers are
+broadcast), the rows of B and C are contiguous. Beside it, the row steps of a softmax: maximum, and exp with its sum.
+Arrays are flat; offsets and strides count elements. Widths are whole panels, so callers pad their scratch.
+"""
+
+from __future__ import annotations
+
+import llvmlite.ir as ir
+import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+VECTOR_BYTES = 32
+ROWS = 4  # rows of a register block
+PANEL_BYTES = 2 * VECTOR_BYTES
+
+
+def panel(dtype: np.dtype) -> int:
+    """How many numbers of `dtype` one row of a register block holds."""
+    return PANEL_BYTES // dtype.itemsize
+
+
+def _pointer(context, builder, array_type, array, offset):
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.gep(data, [offset])
+
+
+def _load(builder, pointer, vector):
+    value = builder.load(builder.bitcast(pointer, vector.as_pointer()))
+    value.align = _item_bytes(vector)
+    return value
+
+
+def _store(builder, value, pointer):
+    done = builder.store(value, builder.bitcast(pointer, value.type.as_pointer()))
+    done.align = _item_bytes(value.type)
+
+
+def _item_bytes(vector):
+    return 4 if isinstance(vector.element, ir.FloatType) else 8
+
+
+def _vector_type(array_type):
+    element = ir.FloatType() if array_type.dtype == types.float32 else ir.DoubleType()
+    return ir.VectorType(element, VECTOR_BYTES // (4 if isinstance(element, ir.FloatType) else 8))
+
+
+def _splat(builder, scalar, vector):
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), lanes)
+
+
+def _constant(vector, value):
+    if isinstance(vector.element, ir.FloatType):
+        value = float(np.float32(value))
+    return ir.Constant(vector, [value] * vector.count)
+
+
+def _unary(builder, name, value):
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(value.type, [value.type]), f"llvm.{name}.{_suffix(value.type)}")
+    return builder.call(function, [value])
+
+
+def _multiply_add(builder, a, b, c):
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(a.type, [a.type] * 3), f"llvm.fmuladd.{_suffix(a.type)}")
+    return builder.call(function, [a, b, c])
+
+
+def _suffix(vector):
+    return f"v{vector.count}f{32 if isinstance(vector.element, ir.FloatType) else 64}"
+
+
+def _block_product(rows, accumulate):
+    """The intrinsic for `rows` rows by two vectors of C (+)= A @ B over `depth` terms."""
+
+    @intrinsic
+    def block(typing, a, a_at, a_row, a_column, b, b_at, b_row, c, c_at, c_row, depth):
+        n = types.intp
+        signature = types.void(a, n, n, n, b, n, n, c, n, n, n)
+
+        def generate(context, builder, sig, args):
+            a_, a_at_, a_row_, a_column_, b_, b_at_, b_row_, c_, c_at_, c_row_, depth_ = args
+            vector = _vector_type(a)
+            integer = a_at_.type
+            a_rows = [_pointer(context, builder, a, a_, builder.add(a_at_, builder.mul(a_row_, integer(r))))
+                      for r in range(rows)]
+            b_start = _pointer(context, builder, b, b_, b_at_)
+            c_rows = [_pointer(context, builder, c, c_, builder.add(c_at_, builder.mul(c_row_, integer(r))))
+                      for r in range(rows)]
+            c_parts = [builder.gep(p, [integer(vector.count * s)]) for p in c_rows for s in range(2)]
+            sums = [cgutils.alloca_once(builder, vector) for _ in c_parts]
+            for place, part in zip(sums, c_parts, strict=True):
+                builder.store(_load(builder, part, vector) if accumulate else _constant(vector, 0.0), place)
+            with cgutils.for_range(builder, depth_, intp=integer) as loop:
+                b_now = builder.gep(b_start, [builder.mul(loop.index, b_row_)])
+                b_parts = [_load(builder, builder.gep(b_now, [integer(vector.count * s)]), vector) for s in range(2)]
+                step = builder.mul(loop.index, a_column_)
+                for r in range(rows):
+                    scalar = _splat(builder, builder.load(builder.gep(a_rows[r], [step])), vector)
+                    for s in range(2):
+                        place = sums[2 * r + s]
+                        builder.store(_multiply_add(builder, scalar, b_parts[s], builder.load(place)), place)
+            for place, part in zip(sums, c_parts, strict=True):
+                _store(builder, builder.load(place), part)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return block
+
+
+block_4_new = _block_product(ROWS, accumulate=False)
+block_4_add = _block_product(ROWS, accumulate=True)
+block_1_new = _block_product(1, accumulate=False)
+block_1_add = _block_product(1, accumulate=True)
+
+
+def _lanes_fold(builder, value, combine):
+    """The lanes of a vector combined in order."""
+    result = builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+    for lane in range(1, value.type.count):
+        result = combine(result, builder.extract_element(value, ir.Constant(ir.IntType(32), lane)))
+    return result
+
+
+@intrinsic
+def row_max(typing, a, at, n):
+    """The maximum of a[at : at + n], NaN left out; n is a whole number of vectors; -inf where there is nothing."""
+
+    def generate(context, builder, sig, args):
+        vector = _vector_type(a)
+        start = _pointer(context, builder, a, args[0], args[1])
+        best = cgutils.alloca_once(builder, vector)
+        builder.store(_constant(vector, float("-inf")), best)
+        integer = args[1].type
+        with cgutils.for_range(builder, builder.sdiv(args[2], integer(vector.count)), intp=integer) as loop:
+            x = _load(builder, builder.gep(start, [builder.mul(loop.index, integer(vector.count))]), vector)
+            old = builder.load(best)
+            builder.store(builder.select(builder.fcmp_ordered(">", x, old), x, old), best)
+        return _lanes_fold(builder, builder.load(best),
+                           lambda p, q: builder.select(builder.fcmp_ordered(">", q, p), q, p))
+
+    return a.dtype(a, types.intp, types.intp), generate
+
+
+def _exp_vector(builder, x):
+    """exp of a vector: x = n ln2 + r, Taylor's polynomial in r, times 2^n; 0 where the result would be subnormal."""
+    vector = x.type
+    single = isinstance(vector.element, ir.FloatType)
+    low, high = (-87.3, 88.0) if single else (-708.0, 709.0)
+    ln2_high, ln2_low = (0.693359375, -2.12194440e-4) if single else (6.93147180369123816490e-01,
+                                                                      1.90821492927058770002e-10)
+    degree = 7 if single else 13
+    inside = builder.select(builder.fcmp_ordered(">", x, _constant(vector, low)), x, _constant(vector, low))
+    inside = builder.select(builder.fcmp_ordered("<", inside, _constant(vector, high)), inside,
+                            _constant(vector, high))
+    n = _unary(builder, "rint", builder.fmul(inside, _constant(vector, 1.4426950408889634)))
+    r = _multiply_add(builder, n, _constant(vector, -ln2_high), inside)
+    r = _multiply_add(builder, n, _constant(vector, -ln2_low), r)
+    factorial = [1.0]
+    for i in range(1, degree + 1):
+        factorial.append(factorial[-1] * i)
+    value = _constant(vector, 1 / factorial[degree])
+    for i in range(degree - 1, -1, -1):
+        value = _multiply_add(builder, value, r, _constant(vector, 1 / factorial[i]))
+    whole = builder.fptosi(n, ir.VectorType(ir.IntType(32), vector.count))
+    if not single:
+        whole = builder.sext(whole, ir.VectorType(ir.IntType(64), vector.count))
+    bias, shift = (127, 23) if single else (1023, 52)
+    bits = builder.shl(builder.add(whole, _constant(whole.type, bias)), _constant(whole.type, shift))
+    value = builder.fmul(value, builder.bitcast(bits, vector))
+    value = builder.select(builder.fcmp_ordered("<", x, _constant(vector, low)), _constant(vector, 0.0), value)
+    return builder.select(builder.fcmp_unordered("uno", x, x), x, value)
+
+
+@intrinsic
+def row_exp(typing, a, at, n, shift):
+    """a[at : at + n] = exp(a[at : at + n] - shift), in place; returns the sum. n is a whole number of vectors."""
+
+    def generate(context, builder, sig, args):
+        vector = _vector_type(a)
+        start = _pointer(context, builder, a, args[0], args[1])
+        total = cgutils.alloca_once(builder, vector)
+        builder.store(_constant(vector, 0.0), total)
+        integer = args[1].type
+        minus = _splat(builder, args[3], vector)
+        with cgutils.for_range(builder, builder.sdiv(args[2], integer(vector.count)), intp=integer) as loop:
+            place = builder.gep(start, [builder.mul(loop.index, integer(vector.count))])
+            value = _exp_vector(builder, builder.fsub(_load(builder, place, vector), minus))
+            _store(builder, value, place)
+            builder.store(builder.fadd(builder.load(total), value), total)
+        return _lanes_fold(builder, builder.load(total), builder.fadd)
+
+    return a.dtype(a, types.intp, types.intp, a.dtype), generate
