@@ -13,7 +13,7 @@ from .primitive import primitive
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
-@primitive(x=lambda g: g)
+@primitive(x=lambda g: g, view=True)
 def identity(x: Any) -> Any:
     """x itself, as a new place in the graph."""
     return x
