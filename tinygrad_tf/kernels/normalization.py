@@ -1,0 +1,310 @@
+"""Softmax, log-softmax, layer norm and RMS norm over the last axis: each forward beside its backward.
+
+Rows are cut among the tasks; what happens inside one row does not depend on the cut. Sums run over blocks of BLOCK
+elements in the array's own type (so that the compiler uses whole vectors), and the blocks are added in float64.
+"""
+
+import math
+
+import numpy as np
+from numba import prange
+
+from .runtime import contiguous, device, kernel, tasks
+from .vector_math import exp, from_order_key, larger_key, order_key
+
+BLOCK = 256
+
+
+@device
+def row_max(a):
+    """The largest element; NaN or whatever else is left if there are NaNs (their exponentials then are NaN)."""
+    key = order_key(a[0])
+    for j in range(len(a)):
+        key = larger_key(key, order_key(a[j]))
+    return from_order_key(key)
+
+
+@device
+def row_sum(a):
+    """The sum of a row, in float64."""
+    n = len(a)
+    total = 0.0
+    for first in range(0, n, BLOCK):
+        block = a[first : min(first + BLOCK, n)]
+        part = a.dtype.type(0)
+        for j in range(len(block)):
+            part += block[j]
+        total += part
+    return total
+
+
+@device
+def row_dot(a, b):
+    """The sum of the products of two rows, in float64."""
+    n = len(a)
+    total = 0.0
+    for first in range(0, n, BLOCK):
+        block_a = a[first : min(first + BLOCK, n)]
+        block_b = b[first : min(first + BLOCK, n)]
+        part = a.dtype.type(0)
+        for j in range(len(block_a)):
+            part += block_a[j] * block_b[j]
+        total += part
+    return total
+
+
+@device
+def sum_of_exp(a, shift):
+    """The sum of e**(a - shift), in float64."""
+    n = len(a)
+    total = 0.0
+    for first in range(0, n, BLOCK):
+        block = a[first : min(first + BLOCK, n)]
+        part = a.dtype.type(0)
+        for j in range(len(block)):
+            part += exp(block[j] - shift)
+        total += part
+    return total
+
+
+def _rows(a):
+    """`a` as a contiguous matrix whose rows are the last axis."""
+    a = contiguous(a)
+    n = a.shape[-1]
+    return a.reshape(a.size // n if n else 0, n)
+
+
+# -- softmax -----------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _softmax(x, log, y, n_tasks):
+    rows, n = x.shape
+    for task in prange(n_tasks):
+        for i in range(task * rows // n_tasks, (task + 1) * rows // n_tasks):
+            xi, yi = x[i], y[i]
+            largest = row_max(xi)
+            if log:
+                rest = x.dtype.type(math.log(sum_of_exp(xi, largest)))
+                for j in range(n):
+                    yi[j] = xi[j] - largest
+                for j in range(n):
+                    yi[j] -= rest
+            else:
+                for j in range(n):
+                    yi[j] = exp(xi[j] - largest)
+                factor = x.dtype.type(1.0 / row_sum(yi))
+                for j in range(n):
+                    yi[j] *= factor
+
+
+@kernel
+def _softmax_backward(g, y, log, dx, n_tasks):
+    rows, n = y.shape
+    for task in prange(n_tasks):
+        for i in range(task * rows // n_tasks, (task + 1) * rows // n_tasks):
+            gi, yi, dxi = g[i], y[i], dx[i]
+            if log:
+                total = y.dtype.type(row_sum(gi))
+                for j in range(n):
+                    dxi[j] = gi[j] - exp(yi[j]) * total
+            else:
+                total = y.dtype.type(row_dot(gi, yi))
+                for j in range(n):
+                    dxi[j] = yi[j] * (gi[j] - total)
+
+
+def _softmax_forward(x, log):
+    rows = _rows(x)
+    y = np.empty_like(rows)
+    _softmax(rows, log, y, tasks(rows.size * 4))
+    return y.reshape(x.shape)
+
+
+def _softmax_gradient(g, y, log):
+    y_rows = _rows(y)
+    dx = np.empty_like(y_rows)
+    _softmax_backward(_rows(g), y_rows, log, dx, tasks(y_rows.size * 2))
+    return dx.reshape(y.shape)
+
+
+def softmax(x):
+    """y = e**(x - max x) / sum e**(x - max x) over the last axis. x: (..., n)."""
+    return _softmax_forward(x, False)
+
+
+def softmax_backward(g, y):
+    """dx = y (g - sum(g y)). g, y: (..., n)."""
+    return _softmax_gradient(g, y, False)
+
+
+def log_softmax(x):
+    """y = x - max x - log sum e**(x - max x) over the last axis. x: (..., n)."""
+    return _softmax_forward(x, True)
+
+
+def log_softmax_backward(g, y):
+    """dx = g - e**y sum(g). g, y: (..., n), y the log-probabilities."""
+    return _softmax_gradient(g, y, True)
+
+
+# -- layer norm and RMS norm -------------------------------------------------------------------------------------------
+
+
+@kernel
+def _norm(x, weight, bias, center, eps, y, mean, rstd, n_tasks):
+    rows, n = x.shape
+    kind = x.dtype.type
+    for task in prange(n_tasks):
+        for i in range(task * rows // n_tasks, (task + 1) * rows // n_tasks):
+            xi, yi = x[i], y[i]
+            middle = kind(row_sum(xi) / n) if center else kind(0)
+            # The mean was rounded to x's type; `left` is what the deviations still sum to because of it.
+            left, squares = 0.0, 0.0
+            for first in range(0, n, BLOCK):
+                block = xi[first : min(first + BLOCK, n)]
+                part, part_squares = kind(0), kind(0)
+                for j in range(len(block)):
+                    d = block[j] - middle
+                    part += d
+                    part_squares += d * d
+                left += part
+                squares += part_squares
+            left = left / n if center else 0.0
+            scale = 1.0 / math.sqrt(max(squares / n - left * left, 0.0) + eps)
+            if squares != squares:
+                scale = squares
+            factor, shift = kind(scale), kind(-left * scale)
+            for j in range(n):
+                yi[j] = ((xi[j] - middle) * factor + shift) * weight[j] + bias[j]
+            if center:
+                mean[i] = kind(middle + left)
+            rstd[i] = factor
+
+
+@kernel
+def _norm_backward(g, x, weight, center, mean, rstd, need_dx, need_weights, dx, partial, dweight, dbias, n_tasks):
+    rows, n = x.shape
+    kind = x.dtype.type
+    blocks = len(partial)
+    for task in prange(n_tasks):
+        near = np.empty((2, n), x.dtype)  # gradients of weight and bias over a few rows, in x's type
+        for b in range(task * blocks // n_tasks, (task + 1) * blocks // n_tasks):
+            far = partial[b]  # the same over the whole block, in float64
+            far[:] = 0.0
+            begin, end = b * rows // blocks, (b + 1) * rows // blocks
+            for first in range(begin, end, 16):
+                if need_weights:
+                    near[:] = 0
+                for i in range(first, min(first + 16, end)):
+                    gi, xi = g[i], x[i]
+                    middle = mean[i] if center else kind(0)
+                    factor = rstd[i]
+                    if need_dx:
+                        dxi = dx[i]
+                        sum_g, sum_gx = 0.0, 0.0
+                        for start in range(0, n, BLOCK):
+                            stop = min(start + BLOCK, n)
+                            block_g, block_x, block_w = gi[start:stop], xi[start:stop], weight[start:stop]
+                            part_g, part_gx = kind(0), kind(0)
+                            for j in range(len(block_g)):
+                                gw = block_g[j] * block_w[j]
+                                part_g += gw
+                                part_gx += gw * ((block_x[j] - middle) * factor)
+                            sum_g += part_g
+                            sum_gx += part_gx
+                        mean_g = kind(sum_g / n) if center else kind(0)
+                        mean_gx = kind(sum_gx / n)
+                        for j in range(n):
+                            dxi[j] = factor * ((gi[j] * weight[j] - mean_g) - (xi[j] - middle) * factor * mean_gx)
+                    if need_weights:
+                        near_weight, near_bias = near[0], near[1]
+                        for j in range(n):
+                            near_weight[j] += gi[j] * ((xi[j] - middle) * factor)
+                            near_bias[j] += gi[j]
+                if need_weights:
+                    for k in range(2):
+                        near_k, far_k = near[k], far[k]
+                        for j in range(n):
+                            far_k[j] += near_k[j]
+    if need_weights:
+        total = np.zeros((2, n))
+        for b in range(blocks):
+            total += partial[b]
+        for j in range(n):
+            dweight[j] = total[0, j]
+            dbias[j] = total[1, j]
+
+
+def _norm_forward(x, weight, bias, center, eps):
+    rows = _rows(x)
+    n = rows.shape[1]
+    weight = np.ones(n, x.dtype) if weight is None else contiguous(weight)
+    bias = np.zeros(n, x.dtype) if bias is None else contiguous(bias)
+    y = np.empty_like(rows)
+    outer = x.shape[:-1]
+    rstd = np.zeros(math.prod(outer), x.dtype)
+    mean = np.zeros(rstd.size if center else 1, x.dtype)
+    _norm(rows, weight, bias, center, float(eps), y, mean, rstd, tasks(rows.size * 2))
+    return y.reshape(x.shape), mean.reshape(outer) if center else None, rstd.reshape(outer)
+
+
+def _norm_gradient(g, x, weight, center, mean, rstd, needs):
+    rows = _rows(x)
+    n = rows.shape[1]
+    need_dx, need_weights = bool(needs[0]), any(needs[1:])
+    ones = np.ones(n, x.dtype) if weight is None else contiguous(weight)
+    mean = contiguous(mean).reshape(-1) if center else np.zeros(1, x.dtype)
+    dx = np.empty_like(rows) if need_dx else np.empty((1, 1), x.dtype)
+    blocks = max(1, min(16, len(rows) // 16))
+    partial = np.empty((blocks, 2, n if need_weights else 0))
+    dweight, dbias = np.zeros(n, x.dtype), np.zeros(n, x.dtype)
+    n_tasks = min(blocks, tasks(rows.size * 3))
+    _norm_backward(
+        _rows(g),
+        rows,
+        ones,
+        center,
+        mean,
+        contiguous(rstd).reshape(-1),
+        need_dx,
+        need_weights,
+        dx,
+        partial,
+        dweight,
+        dbias,
+        n_tasks,
+    )
+    return dx.reshape(x.shape) if need_dx else None, dweight, dbias
+
+
+def layer_norm(x, weight, bias, eps):
+    """(y, mean, rstd): y = (x - mean) rstd weight + bias over the last axis, rstd = 1 / sqrt(variance + eps).
+
+    x: (..., n); weight, bias: (n,) or None; mean, rstd: (...). Ba, Kiros & Hinton 2016, equation 3.
+    """
+    return _norm_forward(x, weight, bias, True, eps)
+
+
+def layer_norm_backward(g, x, weight, mean, rstd, needs=(True, True, True)):
+    """(dx, dweight, dbias) of `layer_norm`, None where `needs` is False.
+
+    With h = (x - mean) rstd and u = g weight: dx = rstd (u - mean(u) - h mean(u h)), dweight = sum(g h), dbias = sum(g).
+    """
+    dx, dweight, dbias = _norm_gradient(g, x, weight, True, mean, rstd, needs)
+    return dx, dweight if needs[1] else None, dbias if needs[2] else None
+
+
+def rms_norm(x, weight, eps):
+    """(y, rstd): y = x rstd weight over the last axis, rstd = 1 / sqrt(mean(x**2) + eps).
+
+    x: (..., n); weight: (n,) or None; rstd: (...). Zhang & Sennrich 2019, equation 4.
+    """
+    y, _, rstd = _norm_forward(x, weight, None, False, eps)
+    return y, rstd
+
+
+def rms_norm_backward(g, x, weight, rstd, needs=(True, True)):
+    """(dx, dweight) of `rms_norm`: with h = x rstd and u = g weight: dx = rstd (u - h mean(u h)), dweight = sum(g h)."""
+    dx, dweight, _ = _norm_gradient(g, x, weight, False, None, rstd, needs)
+    return dx, dweight if needs[1] else None

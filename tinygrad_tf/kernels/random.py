@@ -1,0 +1,96 @@
+"""Random numbers without a state: word i of call c under key k is a function of (k, c, i), so a mask need not be stored.
+
+Philox4x32-10 (Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3): the counter is
+(i // 4, call), as 64 bits each, and gives the words 4 (i // 4) to 4 (i // 4) + 3.
+"""
+
+import math
+
+import numpy as np
+from numba import prange
+
+from .runtime import contiguous, device, kernel, tasks
+
+_LOW = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+_MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_MULTIPLY_0, _MULTIPLY_1 = _MULTIPLY
+_WEYL_0, _WEYL_1 = _WEYL
+
+
+@device
+def philox(counter, call, key):
+    """The four 32-bit words (each in a uint64) of a block of Philox4x32-10."""
+    c0, c1, c2, c3 = counter & _LOW, counter >> _32, call & _LOW, call >> _32
+    k0, k1 = key & _LOW, key >> _32
+    for _ in range(10):
+        a, b = c0 * _MULTIPLY_0, c2 * _MULTIPLY_1
+        c0, c1, c2, c3 = (b >> _32) ^ c1 ^ k0, b & _LOW, (a >> _32) ^ c3 ^ k1, a & _LOW
+        k0, k1 = (k0 + _WEYL_0) & _LOW, (k1 + _WEYL_1) & _LOW
+    return c0, c1, c2, c3
+
+
+@kernel
+def _words(key, call, out, n_tasks):
+    blocks = len(out)
+    for task in prange(n_tasks):
+        first, end = task * blocks // n_tasks, (task + 1) * blocks // n_tasks
+        rows = out[first:end]
+        for b in range(len(rows)):
+            rows[b, 0], rows[b, 1], rows[b, 2], rows[b, 3] = philox(np.uint64(first + b), call, key)
+
+
+@kernel
+def _dropout(x, threshold, factor, key, call, y, n_tasks):
+    blocks = (len(x) + 3) // 4
+    whole = len(x) // 4
+    zero, kept = x.dtype.type(0), x.dtype.type(factor)
+    for task in prange(n_tasks):
+        first, end = task * blocks // n_tasks, (task + 1) * blocks // n_tasks
+        inside = min(end, whole)
+        xs, ys = x[4 * first : 4 * inside], y[4 * first : 4 * inside]
+        for b in range(inside - first):
+            w0, w1, w2, w3 = philox(np.uint64(first + b), call, key)
+            ys[4 * b] = xs[4 * b] * (kept if w0 >= threshold else zero)
+            ys[4 * b + 1] = xs[4 * b + 1] * (kept if w1 >= threshold else zero)
+            ys[4 * b + 2] = xs[4 * b + 2] * (kept if w2 >= threshold else zero)
+            ys[4 * b + 3] = xs[4 * b + 3] * (kept if w3 >= threshold else zero)
+        if end > whole:  # the last, incomplete block
+            words = philox(np.uint64(whole), call, key)
+            for i in range(4 * whole, len(x)):
+                y[i] = x[i] * (kept if words[i - 4 * whole] >= threshold else zero)
+
+
+def dropout(x, p, key, call):
+    """y[i] = x[i] / (1 - p) where uniform(key, call, i) >= p, else x[i] * 0, for i the index in the flattened x.
+
+    Applied to a gradient, with the same key and call, it is its own backward. p = 1 gives zeros.
+    """
+    flat = contiguous(x).reshape(-1)
+    y = np.empty_like(flat)
+    threshold = np.uint64(math.ceil(p * 2**32))
+    factor = 1.0 / (1.0 - p) if p < 1 else 0.0
+    _dropout(flat, threshold, factor, np.uint64(key % 2**64), np.uint64(call % 2**64), y, tasks(flat.size * 2))
+    return y.reshape(x.shape)
+
+
+def dropout_mask(shape, p, key, call, dtype=np.float32):
+    """What `dropout` multiplies by: 1 / (1 - p) where an element is kept, else 0."""
+    return dropout(np.ones(shape, dtype), p, key, call)
+
+
+def words(n, key, call):
+    """The first n 32-bit words of a call, as a uint32 array."""
+    out = np.empty(((n + 3) // 4, 4), np.uint32)
+    _words(np.uint64(key % 2**64), np.uint64(call % 2**64), out, tasks(n * 2))
+    return out.reshape(-1)[:n]
+
+
+def uniform(shape, key, call, dtype=np.float32):
+    """Numbers uniform on [0, 1): multiples of 2**-24 for float32, of 2**-53 (two words each) for float64."""
+    n = math.prod(shape)
+    if np.dtype(dtype) == np.float32:
+        return ((words(n, key, call) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
+    pairs = words(2 * n, key, call).view(np.uint64)
+    return ((pairs >> np.uint64(11)) * 2.0**-53).reshape(shape)
