@@ -117,9 +117,9 @@ def sentence_starts(tokens: ArrayLike, newline: int) -> Ints:
 def sentence_windows(tokens: ArrayLike, newline: int, block_size: int, batch_size: int) -> list[Batch]:
     """All lines of a text, each whole, packed into windows in order: for a loss that can be held against a floor.
 
-    Every token, newlines included, is a target exactly once, and is scored with its whole line before it. A window starts
-    with a newline, as training windows do, and takes as many lines as fit; its rest has targets IGNORE (-100), which
-    cross-entropy does not count. The mean over a batch counts scored tokens only, so weigh batches by (y != -100).sum().
+    Every token, newlines included, is a target exactly once, and is scored with its whole line before it. A window
+    starts with a newline, as training windows do, and takes as many lines as fit; its rest has targets IGNORE (-100),
+    which cross-entropy does not count. The mean over a batch counts scored tokens only: weigh it by (y != -100).sum().
 
     Arguments:
         tokens: ids of a text whose every line ends with the token `newline`.

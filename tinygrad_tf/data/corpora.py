@@ -97,7 +97,7 @@ def _read_all(name: str) -> str:
 
 
 def python_docs() -> str:
-    """The docstrings of the running Python's standard library, parsed and never imported, each once, in the order of paths.
+    """The docstrings of the running Python's standard library, each once, in the order of paths; nothing is imported.
 
     Raises DataError where the library's source is not there.
     """

@@ -14,7 +14,7 @@ class Corpus:
     Arguments:
         name: what was asked for, as it is shown to the user.
         train, val: the two texts.
-        floor: the lowest mean loss per character of `val` (nats) that a model can be expected to reach, where it is known.
+        floor: the mean loss per character of `val` (nats) of a model that knows the truth, where the truth is known.
         sentence_starts: every line is a text of its own, so windows start where a line starts, and
             validation scores whole lines (`tinygrad_tf.data.sentence_windows`).
 

@@ -66,8 +66,8 @@ class Tokenizer(ABC):
 
         Arguments:
             text: any text; "" gives [].
-            allowed_special: special tokens that become their one id where `text` spells them (the longest first); "all" for
-                all of them. The others, by default all, are encoded as the ordinary text they look like.
+            allowed_special: special tokens that become their one id where `text` spells them (the longest first);
+                "all" for all of them. The others, by default all, are encoded as the ordinary text they look like.
 
         Raises ValueError for a character that the tokenizer does not know, and for an unknown special token.
 
@@ -101,7 +101,7 @@ class Tokenizer(ABC):
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
     def decode(self, ids: Ids, skip_special: bool = False) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. Special tokens are shown, or left out if `skip_special`.
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. `skip_special` leaves special tokens out.
 
         Raises ValueError for an id outside the vocabulary.
 
@@ -136,7 +136,7 @@ class Tokenizer(ABC):
         return StreamingDecoder(self, skip_special)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer as JSON, beside the place and then into it, so that a file of that name is always whole."""
+        """Write the tokenizer as JSON, first beside `path`, then renamed: a file of that name is always whole."""
         description = {"kind": self.kind, "version": 1, **self._description(), "special_tokens": self._special_texts}
         path = Path(path)
         handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -156,7 +156,7 @@ class Tokenizer(ABC):
 
 
 class StreamingDecoder:
-    """Text as it arrives: the pieces that `feed` gives, and `flush` at the end, join to what `decode` gives for all ids.
+    """Text as it arrives: what `feed` gives, id by id, and `flush` at the end, join to what `decode` gives.
 
     Example:
         >>> decoder = ByteBPETokenizer([]).stream()
@@ -232,7 +232,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteBPETokenizer(Tokenizer):
-    """Byte-level byte-pair encoding: ids 0 to 255 are bytes, 256 + r what the merge of rank r makes, then the special tokens.
+    """Byte-level byte-pair encoding: ids 0 to 255 are bytes, 256 + r is the merge of rank r, then the special tokens.
 
     Text is cut as GPT-2 cuts it (`tinygrad_tf.data.splitter`), its pieces become bytes, and within a piece the pair
     of lowest rank merges first, the leftmost of them first. Any text is encoded and comes back exactly.

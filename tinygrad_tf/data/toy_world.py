@@ -23,7 +23,8 @@ Split = Literal["train", "val"]
 # One rule a line: a name, then alternatives, each a weight and symbols; <name> is expanded, all else are words;
 # "_" stands for a space inside or around a word. A line without "=" continues the rule above it.
 GRAMMAR = """
-sentence = 18 <去> | 18 <产品> | 14 <水果> | 10 <首都> | 14 <人> | 6 <go> | 6 <product> | 4 <fruit> | 4 <capital> | 6 <people>
+sentence = 18 <去> | 18 <产品> | 14 <水果> | 10 <首都> | 14 <人>
+    | 6 <go> | 6 <product> | 4 <fruit> | 4 <capital> | 6 <people>
 
 去 = 3 <天> <好天> | 3 <天> <雨天> | 2 <天> <雪天> | 2 <天> <热天>
 天 = 5 今天 | 3 明天 | 2 周末
@@ -253,7 +254,7 @@ def log_probability(sentence: str, split: Split = "val") -> float:
 
 
 def entropy_per_character(split: Split = "val") -> float:
-    """Expected −log p of a sentence over its expected length, newline included (nats): where `floor` tends as texts grow."""
+    """E[−log p of a sentence] / E[its length with the newline], in nats: what `floor` tends to as texts grow."""
     kept = [s for s in sentences() if split == "val" or not s.held_out]
     nats = math.fsum(-s.probability * log_probability(s.text, split) for s in kept)
     return nats / math.fsum(s.probability * (len(s.text) + 1) for s in kept)
@@ -267,14 +268,14 @@ def toy_world(seed: int = 0, train_characters: int = 300_000, val_characters: in
         train:       p(s | s contains no held-out combination) = p(s) / (1 − ε) or 0
         validation:  p(s), the whole grammar, held-out combinations included at their natural rate
 
-    where ε = `held_out_mass()`, about one percent. The floor is the exact mean −log p per character of this validation text:
+    where ε = `held_out_mass()`, about one percent. The floor is the exact mean −log p per character of this text:
 
         floor = Σ_s −log p(s | validation) / Σ_s (len(s) + 1)        (nats; the + 1 is the newline)
 
-    over its sentences s, each of them independent of the others. It is the loss of a model that knows the
-    grammar. A model that learned the training distribution perfectly and gave held-out combinations nothing would pay
-    without end; one that takes them for as likely as their parts suggest comes close to the floor, since nothing in the training
-    text says that they, rarer than many that chance left out, were withheld on purpose.
+    over its sentences s, each of them independent of the others. It is the loss of a model that knows the grammar. One
+    that learned the training distribution to the letter, and gave held-out combinations nothing, would pay for them
+    without end; one that takes them for as likely as their parts suggest comes close to the floor, since they are so
+    rare that training hardly shows that they were withheld.
 
     Arguments:
         seed: the same seed gives the same texts, on every machine.
@@ -332,7 +333,7 @@ def _normalised(weights: dict[str, float]) -> dict[str, float]:
 
 
 def continuations(prefix: str, split: Split = "val") -> dict[str, float]:
-    """p(next word | prefix), likeliest first: the next word of the grammar, or the rest of a word that `prefix` has begun.
+    """p(next word | prefix), likeliest first: a word of the grammar, or the rest of a word that `prefix` has begun.
 
     Only the last line of `prefix` matters, as sentences are independent. After a whole sentence the newline is certain.
     Raises ValueError if no sentence begins with it.
