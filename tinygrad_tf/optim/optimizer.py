@@ -141,7 +141,8 @@ class Optimizer:
         return {
             "kind": self._kind,
             "state": {
-                i: {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in s.items()} for i, s in self.state.items()
+                i: {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in s.items()}
+                for i, s in self.state.items()
             },
             "param_groups": groups,
             "shapes": [list(p.shape) for p in self._order],
