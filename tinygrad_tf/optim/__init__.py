@@ -1,4 +1,4 @@
-"""What changes parameters: SGD, Adam and AdamW, learning-rate schedules, and the clipping of gradients. Needs numpy only."""
+"""What changes parameters: SGD, Adam, AdamW, learning-rate schedules, clipping of gradients. Needs numpy only."""
 
 from tinygrad_tf.optim.adam import Adam, AdamW
 from tinygrad_tf.optim.clip import clip_grad_norm_
