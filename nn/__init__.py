@@ -1,7 +1,7 @@
 """Layers, made of operations: `from tinygrad_tf import nn`.
 
-One file, one family: `module` (what a layer is), `linear`, `embedding`, `normalization`, `dropout`, `activation`, `loss`,
-`position`, `attention`, `feed_forward`, `residual`, `transformer`, `containers`, `init`, `functional`.
+One file, one family: `module` (what a layer is), `linear`, `embedding`, `normalization`, `dropout`, `activation`,
+`loss`, `position`, `attention`, `feed_forward`, `residual`, `transformer`, `containers`, `init`, `functional`.
 """
 
 if __name__ == "nn":

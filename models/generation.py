@@ -1,0 +1,278 @@
+"""Generation: choosing the next token from logits, and continuing a text token by token with a cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tinygrad_tf as tg
+
+from ..nn.attention import KVCache
+from ..nn.module import eval_mode
+
+Ids = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+
+#: Temperatures below this are the limit 0: the likeliest token, the lowest id of equals.
+GREEDY_BELOW = 1e-6
+
+
+class LanguageModel(Protocol):
+    """What generation needs of a model, which is also a Module."""
+
+    @property
+    def block_size(self) -> int:
+        """How many tokens it can read at once."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are."""
+
+    def next_logits(self, ids: Any, cache: KVCache | None = None) -> tg.Tensor:
+        """Logits (B, vocab_size) of the token after ids."""
+
+    def new_cache(self) -> KVCache:
+        """An empty cache."""
+
+
+def _check_choice(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(f"temperature must be a finite number of at least 0, got {temperature}")
+    if top_k is not None and (isinstance(top_k, bool) or int(top_k) != top_k or top_k < 1):
+        raise ValueError(f"top_k must be an integer of at least 1 or None, got {top_k}")
+    if top_p is not None and not 0.0 <= top_p <= 1.0:
+        raise ValueError(f"top_p must be in [0, 1] or None, got {top_p}")
+
+
+def next_probabilities(
+    logits: Any, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Probabilities:
+    """The distribution that the next token is drawn from: softmax(logits / temperature), cut to top_k, then to top_p.
+
+    Args:
+        logits: (V,) or (B, V), a Tensor or array; −inf is a token that may not come.
+        temperature: 0, or below 1e-6, puts everything on the likeliest token, of equals the one with the lowest id.
+        top_k: keep the k likeliest; ties go to the lowest id (default None: all).
+        top_p: keep a token if the likelier ones weigh less than p: the one that crosses p stays, and at least one
+            (default None: all).
+
+    Returns: float64 probabilities in the shape of logits; those kept sum to 1.
+
+    Raises:
+        ValueError: an argument out of range, NaN in the logits, or no token that may come.
+
+    Source: top-p (nucleus): Holtzman et al. 2020, section 3.1.
+
+    >>> from tinygrad_tf import models
+    >>> import numpy as np
+    >>> models.next_probabilities(np.log([0.09, 0.5, 0.41]), top_p=0.9).round(3)
+    array([0.   , 0.549, 0.451])
+    """
+    _check_choice(temperature, top_k, top_p)
+    scores = np.array(logits._data if isinstance(logits, tg.Tensor) else logits, dtype=np.float64)
+    if scores.ndim not in (1, 2) or scores.shape[-1] == 0:
+        raise ValueError(f"logits must be (V,) or (B, V) with V at least 1, got shape {scores.shape}")
+    if np.isnan(scores).any():
+        raise ValueError("logits hold NaN: the model's weights or its input are broken")
+    peak = scores.max(-1, keepdims=True) if scores.size else scores
+    if (peak == -np.inf).any():
+        raise ValueError("logits are all -inf: no token may come next")
+    if temperature < GREEDY_BELOW:
+        return np.eye(scores.shape[-1])[scores.argmax(-1)]
+    infinite = peak == np.inf
+    scores = np.where(infinite, np.where(scores == np.inf, 0.0, -np.inf), scores - np.where(infinite, 0.0, peak))
+    order = np.argsort(-scores, axis=-1, kind="stable")  # of equals, the lowest id first
+    with np.errstate(over="ignore", under="ignore"):
+        ranked = np.exp(np.take_along_axis(scores, order, -1) / float(temperature))
+    if top_k is not None:
+        ranked[..., int(top_k) :] = 0.0
+    ranked /= ranked.sum(-1, keepdims=True)
+    if top_p is not None and top_p < 1.0:
+        before = np.cumsum(ranked, -1) - ranked
+        keep = before < top_p
+        keep[..., 0] = True
+        ranked = np.where(keep, ranked, 0.0)
+        ranked /= ranked.sum(-1, keepdims=True)
+    probabilities = np.empty_like(ranked)
+    np.put_along_axis(probabilities, order, ranked, -1)
+    return probabilities
+
+
+def sample_next(
+    logits: Any,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    rng: np.random.Generator | None = None,
+) -> Ids:
+    """Draw a token id for each row of logits from `next_probabilities`.
+
+    Args:
+        logits, temperature, top_k, top_p: see next_probabilities.
+        rng: a numpy Generator (default: one seeded from `tg.manual_seed`'s stream).
+
+    Returns: int64 ids, (B,) for logits (B, V), () for (V,).
+
+    >>> from tinygrad_tf import models
+    >>> int(models.sample_next([1.0, 3.0, 2.0], temperature=0))
+    1
+    """
+    probabilities = next_probabilities(logits, temperature, top_k, top_p)
+    if temperature < GREEDY_BELOW:
+        return np.asarray(probabilities.argmax(-1), dtype=np.int64)
+    rng = _generator(None) if rng is None else rng
+    rows = np.atleast_2d(probabilities)
+    totals = np.cumsum(rows, -1)
+    draws = rng.random(len(rows)) * totals[:, -1]
+    ids = np.array(
+        [
+            min(int(np.searchsorted(total, draw, side="right")), int(np.flatnonzero(row)[-1]))
+            for total, draw, row in zip(totals, draws, rows, strict=True)
+        ],
+        dtype=np.int64,
+    )
+    return ids.reshape(probabilities.shape[:-1])
+
+
+def _generator(seed: int | None) -> np.random.Generator:
+    if seed is None:
+        seed = int(tg.randint(0, 2**31, (1,)).item())
+    return np.random.default_rng(seed)
+
+
+def as_ids(ids: Any, limit: int, name: str) -> Ids:
+    """Token ids as an int64 array, checked against the vocabulary.
+
+    Raises:
+        TypeError: they are not integers.
+        ValueError: rows of unequal length.
+        IndexError: one is negative or not below limit; the message names it and the limit.
+    """
+    if isinstance(ids, tg.Tensor):
+        array = ids._data
+    else:
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            raise ValueError(
+                f"{name}: rows of ids must be equally long; give prompts of different lengths one by one"
+            ) from None
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: ids must be integers, got dtype {array.dtype}")
+    if array.size and (array.min() < 0 or array.max() >= limit):
+        wrong = array[(array < 0) | (array >= limit)].flat[0]
+        raise IndexError(f"{name}: id {wrong} is out of range, ids must be at least 0 and below {limit}")
+    return np.asarray(array, dtype=np.int64)
+
+
+def _next_logits(model: Any, context: Ids, cache: KVCache | None) -> NDArray[Any]:
+    """Logits (B, V) after context (B, T), of which the cache may hold the beginning; in evaluation mode, unrecorded."""
+    with eval_mode(model), tg.no_grad():
+        if cache is not None and context.shape[1] <= model.block_size:
+            logits = model.next_logits(context[:, cache.length :], cache)
+        else:
+            # the window has moved: every position in it is another one, so it is read again
+            logits = model.next_logits(context[:, -model.block_size :])
+    return logits._data  # type: ignore[no-any-return]
+
+
+def generate_stream(
+    model: LanguageModel,
+    ids: Any,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    eos: int | None = None,
+    use_cache: bool = True,
+) -> Iterator[Ids]:
+    """As `generate`, but gives each new token of every row, (B,), as soon as it is drawn.
+
+    Arguments are checked when it is called. Between two tokens the model is in the mode its user left it in, and
+    gradients are recorded as the user set it.
+    """
+    _check_choice(temperature, top_k, top_p)
+    if isinstance(max_new_tokens, bool) or int(max_new_tokens) != max_new_tokens or max_new_tokens < 0:
+        raise ValueError(f"generate: max_new_tokens must be an integer of at least 0, got {max_new_tokens}")
+    if eos is not None and not 0 <= eos < model.vocab_size:
+        raise IndexError(f"generate: eos {eos} is out of range, ids must be at least 0 and below {model.vocab_size}")
+    prompt = np.atleast_2d(as_ids(ids, model.vocab_size, "generate"))
+    if prompt.ndim != 2 or prompt.shape[1] == 0:
+        raise ValueError(f"generate: ids must be (T,) or (B, T) with T at least 1, got shape {prompt.shape}")
+    rng = _generator(seed) if temperature >= GREEDY_BELOW else np.random.default_rng(0)
+    return _steps(model, prompt, int(max_new_tokens), (temperature, top_k, top_p), rng, eos, use_cache)
+
+
+def _steps(
+    model: LanguageModel,
+    prompt: Ids,
+    max_new_tokens: int,
+    choice: tuple[float, int | None, float | None],
+    rng: np.random.Generator,
+    eos: int | None,
+    use_cache: bool,
+) -> Iterator[Ids]:
+    batch, length = prompt.shape
+    context = np.zeros((batch, length + max_new_tokens), dtype=np.int64)
+    context[:, :length] = prompt
+    cache = model.new_cache() if use_cache else None
+    done = np.zeros(batch, dtype=bool)
+    for end in range(length, length + max_new_tokens):
+        new = sample_next(_next_logits(model, context[:, :end], cache), *choice, rng)
+        if eos is not None:
+            new[done] = eos
+            done |= new == eos
+        context[:, end] = new
+        yield new
+        if eos is not None and done.all():
+            return
+
+
+def generate(
+    model: LanguageModel,
+    ids: Any,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    eos: int | None = None,
+    use_cache: bool = True,
+) -> tg.Tensor:
+    """Continue every row of ids by up to max_new_tokens tokens, drawn from `next_probabilities`.
+
+    The model is in evaluation mode and records nothing meanwhile, and is afterwards as it was. When the text is longer
+    than the model can read, it reads the last block_size tokens again for every token.
+
+    Args:
+        ids: the prompt, (T,) or (B, T): a Tensor, array or nested list of equally long rows.
+        max_new_tokens: how many tokens to add.
+        temperature, top_k, top_p: see next_probabilities.
+        seed: of the draws (default None: taken from `tg.manual_seed`'s stream).
+        eos: an id at which a row ends: it is filled up with eos, and generation stops when all rows have ended.
+        use_cache: keep keys and values, rather than read the text again for every token (default True).
+
+    Returns: the prompt and what follows, int64 (T + n,) or (B, T + n).
+
+    Raises:
+        ValueError: an empty prompt, rows of unequal length, or an argument out of range.
+        IndexError: an id that the model does not have; the message names it and the limit.
+
+    >>> import tinygrad_tf as tg
+    >>> from tinygrad_tf import models
+    >>> gpt = models.GPT(models.GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=8))
+    >>> models.generate(gpt, [1, 2, 3], 5, seed=0).shape
+    (8,)
+    """
+    steps = generate_stream(model, ids, max_new_tokens, temperature, top_k, top_p, seed, eos, use_cache)
+    prompt = as_ids(ids, model.vocab_size, "generate")
+    new: Sequence[Ids] = list(steps)
+    whole = np.concatenate([np.atleast_2d(prompt), *(n[:, None] for n in new)], axis=1)
+    return tg.tensor(whole if prompt.ndim == 2 else whole[0])
