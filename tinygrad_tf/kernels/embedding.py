@@ -32,7 +32,8 @@ def _scatter_add_rows(g, ids, order, starts, out, n_tasks):
                 for j in range(width):
                     row[j] = only[j]
             else:
-                total[:] = 0.0
+                for j in range(width):
+                    total[j] = 0.0
                 for position in range(k, end):
                     added = g[order[position]]
                     for j in range(width):
@@ -43,7 +44,7 @@ def _scatter_add_rows(g, ids, order, starts, out, n_tasks):
 
 
 def gather_rows(weight, ids):
-    """weight[ids]. weight: (V, D); ids: any shape of integers in [0, V), which the caller has checked; result (..., D)."""
+    """weight[ids]. weight: (V, D); ids: any shape of integers in [0, V), checked by the caller; result (..., D)."""
     return np.take(contiguous(weight), ids, axis=0, mode="clip")
 
 

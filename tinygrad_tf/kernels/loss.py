@@ -53,8 +53,8 @@ def _cross_entropy_backward(scale, logits, targets, logsumexp, ignore_index, smo
 def cross_entropy(logits, targets, ignore_index=-100, label_smoothing=0.0):
     """(losses, logsumexp) per row: loss = (1 - s) (logsumexp - logits[target]) + s (logsumexp - mean(logits)).
 
-    logits: (N, V); targets: (N,) int64, each in [0, V) or equal to ignore_index, which the caller has checked. Both results
-    have shape (N,) and are 0 where the target is ignored; logsumexp is float64, since the backward takes differences of it.
+    logits: (N, V); targets: (N,) int64, each in [0, V) or equal to ignore_index, checked by the caller. Both results
+    have shape (N,) and are 0 where the target is ignored; logsumexp is float64: the backward takes differences of it.
     """
     logits = contiguous(logits)
     losses = np.empty(len(logits), logits.dtype)

@@ -182,58 +182,51 @@ def _norm(x, weight, bias, center, eps, y, mean, rstd, n_tasks):
             rstd[i] = factor
 
 
-@kernel
-def _norm_backward(g, x, weight, center, mean, rstd, need_dx, need_weights, dx, partial, dweight, dbias, n_tasks):
-    rows, n = x.shape
+@device
+def norm_backward_row(g, x, weight, center, middle, factor, dx):
+    """dx of one row: two sums, then dx."""
+    n = len(x)
     kind = x.dtype.type
-    blocks = len(partial)
+    sum_g, sum_gx = 0.0, 0.0
+    for first in range(0, n, BLOCK):
+        last = min(first + BLOCK, n)
+        part_g, part_gx = kind(0), kind(0)
+        for j in range(first, last):
+            gw = g[j] * weight[j]
+            part_g += gw
+            part_gx += gw * ((x[j] - middle) * factor)
+        sum_g += part_g
+        sum_gx += part_gx
+    mean_g = kind(sum_g / n) if center else kind(0)
+    mean_gx = kind(sum_gx / n)
+    for j in range(n):
+        dx[j] = factor * ((g[j] * weight[j] - mean_g) - (x[j] - middle) * factor * mean_gx)
+
+
+@kernel
+def _norm_backward(g, x, weight, center, mean, rstd, need_dx, need_weights, dx, near, far, n_tasks):
+    rows, n = x.shape
+    blocks = len(near)
     for task in prange(n_tasks):
-        near = np.empty((2, n), x.dtype)  # gradients of weight and bias over a few rows, in x's type
         for b in range(task * blocks // n_tasks, (task + 1) * blocks // n_tasks):
-            far = partial[b]  # the same over the whole block, in float64
-            far[:] = 0.0
+            # near: the gradients of weight and bias over 16 rows, in x's type; far: over the whole block, in float64
+            near_weight, near_bias, far_weight, far_bias = near[b, 0], near[b, 1], far[b, 0], far[b, 1]
             begin, end = b * rows // blocks, (b + 1) * rows // blocks
-            for first in range(begin, end, 16):
+            for i in range(begin, end):
+                gi, xi = g[i], x[i]
+                middle, factor = mean[i if center else 0], rstd[i]
+                if need_dx:
+                    norm_backward_row(gi, xi, weight, center, middle, factor, dx[i])
                 if need_weights:
-                    near[:] = 0
-                for i in range(first, min(first + 16, end)):
-                    gi, xi = g[i], x[i]
-                    middle = mean[i] if center else kind(0)
-                    factor = rstd[i]
-                    if need_dx:
-                        dxi = dx[i]
-                        sum_g, sum_gx = 0.0, 0.0
-                        for start in range(0, n, BLOCK):
-                            stop = min(start + BLOCK, n)
-                            block_g, block_x, block_w = gi[start:stop], xi[start:stop], weight[start:stop]
-                            part_g, part_gx = kind(0), kind(0)
-                            for j in range(len(block_g)):
-                                gw = block_g[j] * block_w[j]
-                                part_g += gw
-                                part_gx += gw * ((block_x[j] - middle) * factor)
-                            sum_g += part_g
-                            sum_gx += part_gx
-                        mean_g = kind(sum_g / n) if center else kind(0)
-                        mean_gx = kind(sum_gx / n)
+                    for j in range(n):
+                        near_weight[j] += gi[j] * ((xi[j] - middle) * factor)
+                        near_bias[j] += gi[j]
+                    if i == end - 1 or (i - begin) % 16 == 15:
                         for j in range(n):
-                            dxi[j] = factor * ((gi[j] * weight[j] - mean_g) - (xi[j] - middle) * factor * mean_gx)
-                    if need_weights:
-                        near_weight, near_bias = near[0], near[1]
-                        for j in range(n):
-                            near_weight[j] += gi[j] * ((xi[j] - middle) * factor)
-                            near_bias[j] += gi[j]
-                if need_weights:
-                    for k in range(2):
-                        near_k, far_k = near[k], far[k]
-                        for j in range(n):
-                            far_k[j] += near_k[j]
-    if need_weights:
-        total = np.zeros((2, n))
-        for b in range(blocks):
-            total += partial[b]
-        for j in range(n):
-            dweight[j] = total[0, j]
-            dbias[j] = total[1, j]
+                            far_weight[j] += near_weight[j]
+                            far_bias[j] += near_bias[j]
+                            near_weight[j] = 0
+                            near_bias[j] = 0
 
 
 def _norm_forward(x, weight, bias, center, eps):
@@ -257,24 +250,13 @@ def _norm_gradient(g, x, weight, center, mean, rstd, needs):
     mean = contiguous(mean).reshape(-1) if center else np.zeros(1, x.dtype)
     dx = np.empty_like(rows) if need_dx else np.empty((1, 1), x.dtype)
     blocks = max(1, min(16, len(rows) // 16))
-    partial = np.empty((blocks, 2, n if need_weights else 0))
-    dweight, dbias = np.zeros(n, x.dtype), np.zeros(n, x.dtype)
+    shape = (blocks, 2, n if need_weights else 0)
+    near, far = np.zeros(shape, x.dtype), np.zeros(shape)
     n_tasks = min(blocks, tasks(rows.size * 3))
     _norm_backward(
-        _rows(g),
-        rows,
-        ones,
-        center,
-        mean,
-        contiguous(rstd).reshape(-1),
-        need_dx,
-        need_weights,
-        dx,
-        partial,
-        dweight,
-        dbias,
-        n_tasks,
+        _rows(g), rows, ones, center, mean, contiguous(rstd).reshape(-1), need_dx, need_weights, dx, near, far, n_tasks
     )
+    dweight, dbias = far.sum(0).astype(x.dtype) if need_weights else (None, None)
     return dx.reshape(x.shape) if need_dx else None, dweight, dbias
 
 
@@ -289,7 +271,8 @@ def layer_norm(x, weight, bias, eps):
 def layer_norm_backward(g, x, weight, mean, rstd, needs=(True, True, True)):
     """(dx, dweight, dbias) of `layer_norm`, None where `needs` is False.
 
-    With h = (x - mean) rstd and u = g weight: dx = rstd (u - mean(u) - h mean(u h)), dweight = sum(g h), dbias = sum(g).
+    With h = (x - mean) rstd and u = g weight: dx = rstd (u - mean(u) - h mean(u h)), dweight = sum(g h),
+    dbias = sum(g).
     """
     dx, dweight, dbias = _norm_gradient(g, x, weight, True, mean, rstd, needs)
     return dx, dweight if needs[1] else None, dbias if needs[2] else None
@@ -305,6 +288,6 @@ def rms_norm(x, weight, eps):
 
 
 def rms_norm_backward(g, x, weight, rstd, needs=(True, True)):
-    """(dx, dweight) of `rms_norm`: with h = x rstd and u = g weight: dx = rstd (u - h mean(u h)), dweight = sum(g h)."""
+    """(dx, dweight) of `rms_norm`, h = x rstd, u = g weight: dx = rstd (u - h mean(u h)), dweight = sum(g h)."""
     dx, dweight, _ = _norm_gradient(g, x, weight, False, None, rstd, needs)
     return dx, dweight if needs[1] else None

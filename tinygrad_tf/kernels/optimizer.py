@@ -54,8 +54,8 @@ def adamw(params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_de
     """One step of AdamW on each parameter, in place; Loshchilov & Hutter 2019, Algorithm 2, with PyTorch's order.
 
     p -= lr weight_decay p, then m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g**2, and
-    p -= lr / (1 - beta1**step) m / (sqrt(v / (1 - beta2**step)) + eps). `step` counts from 1. Parameters and moments are
-    C-contiguous arrays of one dtype.
+    p -= lr / (1 - beta1**step) m / (sqrt(v / (1 - beta2**step)) + eps). `step` counts from 1. Parameters and moments
+    are C-contiguous arrays of one dtype.
     """
     if not params:
         return

@@ -1,7 +1,7 @@
-"""Random numbers without a state: word i of call c under key k is a function of (k, c, i), so a mask need not be stored.
+"""Random numbers without a state: word i of call c under key k is a function of (k, c, i), so no mask is stored.
 
-Philox4x32-10 (Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3): the counter is
-(i // 4, call), as 64 bits each, and gives the words 4 (i // 4) to 4 (i // 4) + 3.
+Philox4x32-10 (Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3): the
+counter is (i // 4, call), as 64 bits each, and gives the words 4 (i // 4) to 4 (i // 4) + 3.
 """
 
 import math

@@ -1,8 +1,9 @@
 """exp, tanh, erf, sigmoid and the normal distribution, for use inside kernels: code that the compiler can vectorise.
 
-Calls of the C library inside a loop keep the compiler from vectorising it, and cost six times more. float32 gets polynomials
-(Chebyshev interpolation of the functions named beside them, computed with 40 digits). float64, which serves gradient
-checks, gets a Taylor polynomial for exp and the C library for the rest. NaN stays NaN, and infinities give the limits.
+Calls of the C library inside a loop keep the compiler from vectorising it, and cost six times more. float32 gets
+polynomials (Chebyshev interpolation of the functions named beside them, computed with 40 digits). float64, which serves
+gradient checks, gets a Taylor polynomial for exp and the C library for the rest. NaN stays NaN, infinities give
+the limits.
 
 These functions are compiled without "reassoc": it would merge the two halves of ln 2, and cancel the rounding by a
 large number.
