@@ -5,15 +5,18 @@ import glob
 import os
 import sysconfig
 import warnings
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
+from functools import cache
 from pathlib import Path
 
 from tinygrad_tf.data.corpus import Corpus, DataError
 from tinygrad_tf.data.toy_world import toy_world
 
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
 _BOM = b"\xef\xbb\xbf"
 _NOT_DOCUMENTATION = frozenset(
-    {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "idlelib"}
 )
 
 
@@ -96,6 +99,7 @@ def _read_all(name: str) -> str:
     )
 
 
+@cache
 def python_docs() -> str:
     """The docstrings of the running Python's standard library, each once, in the order of paths; nothing is imported.
 
@@ -115,11 +119,18 @@ def python_docs() -> str:
                 tree = ast.parse(source.read_bytes())
         except (OSError, SyntaxError, ValueError):
             continue  # a template, or a file made to be broken
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = (ast.get_docstring(node) or "").strip()
-                if text:
-                    docstrings.setdefault(text)
+        for node in _documented(tree):
+            text = (ast.get_docstring(node) or "").strip()
+            if text:
+                docstrings.setdefault(text)
     if not docstrings:
         raise DataError("python-docs: this Python has no source of its standard library")
     return "\n\n".join(docstrings) + "\n"
+
+
+def _documented(node: Documented) -> Iterator[Documented]:
+    """A module, class or function and those inside it, in the order of the source; expressions are not looked at."""
+    yield node
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _documented(child)

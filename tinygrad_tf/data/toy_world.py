@@ -140,8 +140,8 @@ teacher-does = 7 _guides_the _student | 3 _praises_the _student
 student-does = 6 _asks_the _teacher | 4 _admires_the _teacher
 """
 
-# Sentences with all the words of a line never occur in training, though each word, and each pair, does. Each line has a
-# small probability: a model cannot have noticed that it was missing, only have understood the rest or not.
+# Sentences with all the words of a line never occur in training; leave one word out, and the others do occur together.
+# Each line has so small a probability that training hardly shows it to be missing.
 HELD_OUT = """
 明天 天气真好 爷爷 公园
 周末 会下大雨 孩子们 博物馆
