@@ -289,18 +289,22 @@ def _pack_panels(like, b, b_row, b_column, n, depth, block, first, last, packed)
     size = like.itemsize
     nr = 2 * VECTOR_BYTES // size
     panels = (n + nr - 1) // nr
+    whole = n // nr if b_column == 1 else 0  # panels that are copied, four side by side: longer runs of memory
     for k in range(0, depth, block):
         deep = min(block, depth - k)
-        for j in range(first, last):
-            _pack_b(
-                like,
-                b + (k * b_row + j * nr * b_column) * size,
-                b_row,
-                b_column,
-                min(nr, n - j * nr),
-                deep,
-                packed + (k * panels + j * deep) * nr * size,
-            )
+        j = first
+        while j + 4 <= min(whole, last):
+            source = b + (k * b_row + j * nr) * size
+            target = packed + (k * panels + j * deep) * nr * size
+            for k1 in range(deep):
+                for side in range(4):
+                    _copy_b(like, source + (k1 * b_row + side * nr) * size, target + (side * deep + k1) * nr * size)
+            j += 4
+        while j < last:
+            target = packed + (k * panels + j * deep) * nr * size
+            columns = min(nr, n - j * nr)
+            _pack_b(like, b + (k * b_row + j * nr * b_column) * size, b_row, b_column, columns, deep, target)
+            j += 1
 
 
 @device
@@ -647,8 +651,8 @@ def matmul(
 
     Arguments: a (..., M, K) and b (..., K, N), float32 or float64, the same; transposed views are read as they lie. out
     (..., M, N) receives the result (default: a new array); accumulate=False: whether to add to what `out` holds; bias
-    (N,), default None; activation: None or "relu". Returns the result (..., M, N), bit for bit the same on any number of
-    threads. Raises TypeError for other dtypes, ValueError for shapes that do not fit.
+    (N,), default None; activation: None or "relu". Returns the result (..., M, N), bit for bit the same on any number
+    of threads. Raises TypeError for other dtypes, ValueError for shapes that do not fit.
 
     >>> import numpy as np
     >>> matmul(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), bias=np.array([10.0, 20.0]))
