@@ -14,12 +14,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import prange
+from numba import njit, prange
 from numpy.lib.stride_tricks import as_strided
 
 from .philox import philox_block
-from .runtime import device, kernel, tasks
-from .vector_tile import PANEL_BYTES, block_1_add, block_1_new, block_4_add, block_4_new, row_exp, row_max
+from .runtime import FASTMATH, kernel, tasks
+from .vector_tile import PANEL_BYTES, block_1_add, block_1_new, block_4_add, block_4_new, keep_apart, row_exp, row_max
+
+# As runtime's `device`, without the wrappers for callers outside, which would be optimised again at every level.
+device = njit(fastmath=FASTMATH, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 TILE = 64  # queries and keys per tile
 SMALL = 2  # up to so many queries, plain dot products beat packing the keys
@@ -50,8 +53,25 @@ def _last_row(i, m):
 
 
 @device
+def _fill(a, at, n, value):
+    keep_apart()
+    part = a[at : at + n]
+    for i in range(n):
+        part[i] = value
+
+
+@device
+def _copy(source, source_at, target, target_at, n, factor):
+    part = source[source_at : source_at + n]
+    to = target[target_at : target_at + n]
+    for i in range(n):
+        to[i] = part[i] * factor
+
+
+@device
 def _scores(shift, a, a_row, b, b_at, b_row, c, c_row, m, n, depth):
     """C = A B, except the panels that lie wholly right of the diagonal (column > row + shift)."""
+    keep_apart()
     width = PANEL_BYTES // c.itemsize
     full = m - m % 4
     for column in range(0, n, width):
@@ -66,24 +86,48 @@ def _scores(shift, a, a_row, b, b_at, b_row, c, c_row, m, n, depth):
 @device
 def _accumulate(shift, keys_are_rows, a, a_row, a_column, b, b_at, b_row, c, c_at, c_row, m, n, depth):
     """C += A B with A zero above the diagonal; its rows are queries, or keys (then A is read transposed)."""
+    keep_apart()
     width = PANEL_BYTES // c.itemsize
     full = m - m % 4
     for column in range(0, n, width):
         for r in range(0, full, 4):
             start = _clamp(r - shift, depth) if keys_are_rows else 0
             stop = depth if keys_are_rows else _clamp(r + 4 + shift, depth)
-            block_4_add(a, r * a_row + start * a_column, a_row, a_column, b, b_at + start * b_row + column, b_row,
-                        c, c_at + r * c_row + column, c_row, stop - start)
+            block_4_add(
+                a,
+                r * a_row + start * a_column,
+                a_row,
+                a_column,
+                b,
+                b_at + start * b_row + column,
+                b_row,
+                c,
+                c_at + r * c_row + column,
+                c_row,
+                stop - start,
+            )
         for r in range(full, m):
             start = _clamp(r - shift, depth) if keys_are_rows else 0
             stop = depth if keys_are_rows else _clamp(r + 1 + shift, depth)
-            block_1_add(a, r * a_row + start * a_column, a_row, a_column, b, b_at + start * b_row + column, b_row,
-                        c, c_at + r * c_row + column, c_row, stop - start)
+            block_1_add(
+                a,
+                r * a_row + start * a_column,
+                a_row,
+                a_column,
+                b,
+                b_at + start * b_row + column,
+                b_row,
+                c,
+                c_at + r * c_row + column,
+                c_row,
+                stop - start,
+            )
 
 
 @device
 def _pack_rows(source, at, stride, n, d, factor, target, target_at, padded):
     """target[i, :d] = factor * source[i, :d], zero up to `padded`."""
+    keep_apart()
     for i in range(n):
         row = source[at + i * stride : at + i * stride + d]
         to = target[target_at + i * padded : target_at + (i + 1) * padded]
@@ -96,6 +140,7 @@ def _pack_rows(source, at, stride, n, d, factor, target, target_at, padded):
 @device
 def _pack_columns(source, at, stride, n, d, target, target_at):
     """target[c, i] = source[i, c], rows of TILE, zero from n on."""
+    keep_apart()
     for i in range(n):
         row = source[at + i * stride : at + i * stride + d]
         to = target[target_at + i : target_at + d * TILE]
@@ -111,8 +156,9 @@ def _pack_columns(source, at, stride, n, d, target, target_at):
 def _clear_broken_rows(rows, at, n, padded, broken, broken_at):
     """Zero the rows that hold NaN or inf, mark them, and count them.
 
-    Such a key may be behind the mask, where its weight 0 times NaN must not count; where it is allowed it is added apart.
+    Such a key may be behind the mask, where its weight 0 times NaN must not count; where allowed, it is added apart.
     """
+    keep_apart()
     count = 0
     for i in range(n):
         row = rows[at + i * padded : at + (i + 1) * padded]
@@ -123,7 +169,7 @@ def _clear_broken_rows(rows, at, n, padded, broken, broken_at):
         broken[broken_at + i] = bad
         if bad:
             count += 1
-            row[:] = 0
+            _fill(rows, at + i * padded, padded, 0)
     return count
 
 
@@ -134,6 +180,7 @@ def _mask_at(geometry, b, h, i):
 
 @device
 def _may_attend(geometry, mask_bytes, mask_values, b, h, i, j):
+    keep_apart()
     if geometry[CAUSAL] and j > i + geometry[TK] - geometry[TQ]:
         return False
     at = _mask_at(geometry, b, h, i) + j * geometry[MASK + 3]
@@ -150,6 +197,7 @@ def _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, j0, row, allow
 
     Forbidden scores are replaced, not added to, since they may be NaN.
     """
+    keep_apart()
     step = geometry[MASK + 3]
     at = _mask_at(geometry, b, h, i) + j0 * step
     if geometry[MASK_KIND] == BOOL_MASK:
@@ -171,6 +219,7 @@ def _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, j0, row, allow
 @device
 def _dropout_row(geometry, p, b, h, i, j0, n, keep):
     """keep[o + j] = 1 / (1 - p) or 0 for keys j0 .. j0 + n of one row; returns o."""
+    keep_apart()
     first = ((np.uint64(b) * geometry[H] + h) * geometry[TQ] + i) * geometry[TK] + j0
     first = np.uint64(first)
     block = first >> np.uint64(2)
@@ -187,9 +236,33 @@ def _dropout_row(geometry, p, b, h, i, j0, n, keep):
 
 
 @device
-def _forward_tile(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, b, h, i0, keys, values, broken,
-                  broken_count, queries, s, sums, highest, total, keep):
+def _forward_tile(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    mask_bytes,
+    mask_values,
+    slopes,
+    geometry,
+    reals,
+    b,
+    h,
+    i0,
+    keys,
+    values,
+    broken,
+    broken_count,
+    queries,
+    s,
+    sums,
+    highest,
+    total,
+    keep,
+):
     """One tile of queries of one head, over all its keys."""
+    keep_apart()
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     width = PANEL_BYTES // q.itemsize
     padded = _up(dv, width)
@@ -199,11 +272,20 @@ def _forward_tile(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, 
     v_at = b * geometry[V] + kv * geometry[V + 1]
     kind = q.dtype.type
     zero = kind(0)
-    _pack_rows(q, b * geometry[Q] + h * geometry[Q + 1] + i0 * geometry[Q + 2], geometry[Q + 2], m, dk, kind(reals[0]),
-               queries, 0, dk)
-    sums[: m * padded] = 0
-    highest[:] = -np.inf
-    total[:] = 0
+    _pack_rows(
+        q,
+        b * geometry[Q] + h * geometry[Q + 1] + i0 * geometry[Q + 2],
+        geometry[Q + 2],
+        m,
+        dk,
+        kind(reals[0]),
+        queries,
+        0,
+        dk,
+    )
+    _fill(sums, 0, m * padded, 0)
+    _fill(highest, 0, TILE, -np.inf)
+    _fill(total, 0, TILE, 0)
     for j0 in range(0, length_k, TILE):
         if geometry[CAUSAL] and j0 > i0 + m - 1 + offset:
             break
@@ -256,6 +338,7 @@ def _forward_tile(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, 
 @device
 def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, b, h, s, weights, sums, keep):
     """One head with very few queries (decoding): each row in one go, nothing packed."""
+    keep_apart()
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     kv = h // (geometry[H] // geometry[HKV])
     kind = q.dtype.type
@@ -275,9 +358,10 @@ def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, r
         _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, 0, s, allowed)
         best = row_max(s, 0, len(s))
         base = best if best != -np.inf else zero
-        weights[:] = s
+        for j in range(len(s)):
+            weights[j] = s[j]
         total = row_exp(weights, 0, len(s), base)
-        sums[:] = 0
+        _fill(sums, 0, dv, 0)
         for j0 in range(0, allowed, TILE):
             count = min(TILE, allowed - j0)
             o = _dropout_row(geometry, reals[1], b, h, i, j0, count, keep) if geometry[DROPOUT] else 0
@@ -299,6 +383,7 @@ def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, r
 @device
 def _forward_task(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, first, last):
     """Tiles of queries number `first` up to `last`; the keys and values of a head are packed once for all its tiles."""
+    keep_apart()
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     width = PANEL_BYTES // q.itemsize
     padded = _up(dv, width)
@@ -308,8 +393,24 @@ def _forward_task(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, 
         weights = np.empty(_up(length_k, width), q.dtype)
         sums = np.empty(dv, q.dtype)
         for unit in range(first, last):
-            _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, unit // geometry[H],
-                         unit % geometry[H], s, weights, sums, keep)
+            _forward_few(
+                q,
+                k,
+                v,
+                out,
+                lse,
+                mask_bytes,
+                mask_values,
+                slopes,
+                geometry,
+                reals,
+                unit // geometry[H],
+                unit % geometry[H],
+                s,
+                weights,
+                sums,
+                keep,
+            )
         return
     key_tiles = (length_k + TILE - 1) // TILE
     query_tiles = (length_q + TILE - 1) // TILE
@@ -333,27 +434,104 @@ def _forward_task(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, 
             for tile in range(key_tiles):
                 j0 = tile * TILE
                 n = min(TILE, length_k - j0)
-                _pack_columns(k, b * geometry[K] + kv * geometry[K + 1] + j0 * geometry[K + 2], geometry[K + 2], n, dk,
-                              keys, j0 * dk)
-                _pack_rows(v, b * geometry[V] + kv * geometry[V + 1] + j0 * geometry[V + 2], geometry[V + 2], n, dv,
-                           v.dtype.type(1), values, j0 * padded, padded)
+                _pack_columns(
+                    k,
+                    b * geometry[K] + kv * geometry[K + 1] + j0 * geometry[K + 2],
+                    geometry[K + 2],
+                    n,
+                    dk,
+                    keys,
+                    j0 * dk,
+                )
+                _pack_rows(
+                    v,
+                    b * geometry[V] + kv * geometry[V + 1] + j0 * geometry[V + 2],
+                    geometry[V + 2],
+                    n,
+                    dv,
+                    v.dtype.type(1),
+                    values,
+                    j0 * padded,
+                    padded,
+                )
                 broken_count[tile] = _clear_broken_rows(values, j0 * padded, n, padded, broken, j0)
-        _forward_tile(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, b, h,
-                      unit % query_tiles * TILE, keys, values, broken, broken_count, queries, s, sums, highest, total,
-                      keep)
+        _forward_tile(
+            q,
+            k,
+            v,
+            out,
+            lse,
+            mask_bytes,
+            mask_values,
+            slopes,
+            geometry,
+            reals,
+            b,
+            h,
+            unit % query_tiles * TILE,
+            keys,
+            values,
+            broken,
+            broken_count,
+            queries,
+            s,
+            sums,
+            highest,
+            total,
+            keep,
+        )
 
 
 @kernel
 def _forward(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, units, task_count):
     for t in prange(task_count):
-        _forward_task(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, t * units // task_count,
-                      (t + 1) * units // task_count)
+        _forward_task(
+            q,
+            k,
+            v,
+            out,
+            lse,
+            mask_bytes,
+            mask_values,
+            slopes,
+            geometry,
+            reals,
+            t * units // task_count,
+            (t + 1) * units // task_count,
+        )
 
 
 @device
-def _backward_pair(k, lse, mask_bytes, mask_values, slopes, geometry, reals, b, h, i0, j0, delta_at, keys, key_rows,
-                   values, broken, broken_count, queries, g_rows, s, ds, delta, keep, dq_sums, dk_sums, dv_sums):
+def _backward_pair(
+    k,
+    lse,
+    mask_bytes,
+    mask_values,
+    slopes,
+    geometry,
+    reals,
+    b,
+    h,
+    i0,
+    j0,
+    delta_at,
+    keys,
+    key_rows,
+    values,
+    broken,
+    broken_count,
+    queries,
+    g_rows,
+    s,
+    ds,
+    delta,
+    keep,
+    dq_sums,
+    dk_sums,
+    dv_sums,
+):
     """What one tile of queries and one tile of keys add to the three gradients."""
+    keep_apart()
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     width = PANEL_BYTES // k.itemsize
     dk_padded = _up(dk, width)
@@ -399,9 +577,11 @@ def _backward_pair(k, lse, mask_bytes, mask_values, slopes, geometry, reals, b, 
 
 
 @device
-def _backward_task(g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals, first,
-                   last):
+def _backward_task(
+    g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals, first, last
+):
     """Key-and-value heads number `first` up to `last`, each with its group of query heads."""
+    keep_apart()
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     heads, kv_heads = geometry[H], geometry[HKV]
     group = heads // kv_heads
@@ -427,7 +607,7 @@ def _backward_task(g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_va
     for unit in range(first, last):
         b = unit // kv_heads
         kv = unit % kv_heads
-        dq_sums[:] = 0
+        _fill(dq_sums, 0, len(dq_sums), 0)
         for r in range(group * length_q):
             h = kv * group + r // length_q
             i = r % length_q
@@ -447,8 +627,8 @@ def _backward_task(g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_va
             _pack_rows(k, k_at, geometry[K + 2], count, dk, one, key_rows, 0, dk_padded)
             _pack_columns(v, v_at, geometry[V + 2], count, dv, values, 0)
             broken_count = _clear_broken_rows(key_rows, 0, count, dk_padded, broken, 0)
-            dk_sums[:] = 0
-            dv_sums[:] = 0
+            _fill(dk_sums, 0, len(dk_sums), 0)
+            _fill(dv_sums, 0, len(dv_sums), 0)
             for h in range(kv * group, (kv + 1) * group):
                 for i0 in range(0, length_q, TILE):
                     m = min(TILE, length_q - i0)
@@ -460,30 +640,69 @@ def _backward_task(g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_va
                     _pack_rows(g, g_at, geometry[G + 2], m, dv, one, g_rows, 0, dv_padded)
                     for i in range(m):
                         if lse[(b * heads + h) * length_q + i0 + i] == -np.inf:
-                            queries[i * dk_padded : (i + 1) * dk_padded] = 0
-                            g_rows[i * dv_padded : (i + 1) * dv_padded] = 0
-                    _backward_pair(k, lse, mask_bytes, mask_values, slopes, geometry, reals, b, h, i0, j0,
-                                   (h - kv * group) * length_q + i0, keys, key_rows, values, broken, broken_count,
-                                   queries, g_rows, s, ds, delta, keep, dq_sums, dk_sums, dv_sums)
+                            _fill(queries, i * dk_padded, dk_padded, 0)
+                            _fill(g_rows, i * dv_padded, dv_padded, 0)
+                    _backward_pair(
+                        k,
+                        lse,
+                        mask_bytes,
+                        mask_values,
+                        slopes,
+                        geometry,
+                        reals,
+                        b,
+                        h,
+                        i0,
+                        j0,
+                        (h - kv * group) * length_q + i0,
+                        keys,
+                        key_rows,
+                        values,
+                        broken,
+                        broken_count,
+                        queries,
+                        g_rows,
+                        s,
+                        ds,
+                        delta,
+                        keep,
+                        dq_sums,
+                        dk_sums,
+                        dv_sums,
+                    )
             for j in range(count):
                 at = ((b * length_k + j0 + j) * kv_heads + kv) * dk
-                dk_out[at : at + dk] = dk_sums[j * dk_padded : j * dk_padded + dk]
+                _copy(dk_sums, j * dk_padded, dk_out, at, dk, one)
                 at = ((b * length_k + j0 + j) * kv_heads + kv) * dv
-                dv_out[at : at + dv] = dv_sums[j * dv_padded : j * dv_padded + dv]
+                _copy(dv_sums, j * dv_padded, dv_out, at, dv, one)
         for r in range(group * length_q):
             at = ((b * length_q + r % length_q) * heads + kv * group + r // length_q) * dk
-            to = dq[at : at + dk]
-            source = dq_sums[r * dk_padded : (r + 1) * dk_padded]
-            for c in range(dk):
-                to[c] = source[c] * scale
+            _copy(dq_sums, r * dk_padded, dq, at, dk, scale)
 
 
 @kernel
-def _backward(g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals, units,
-              task_count):
+def _backward(
+    g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals, units, task_count
+):
     for t in prange(task_count):
-        _backward_task(g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals,
-                       t * units // task_count, (t + 1) * units // task_count)
+        _backward_task(
+            g,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            dq,
+            dk_out,
+            dv_out,
+            mask_bytes,
+            mask_values,
+            slopes,
+            geometry,
+            reals,
+            t * units // task_count,
+            (t + 1) * units // task_count,
+        )
 
 
 @kernel
@@ -493,10 +712,10 @@ def _dropout_rows(keep_mask, geometry, p, task_count):
         keep = np.empty(geometry[TK] + 8, keep_mask.dtype)
         for r in range(t * rows // task_count, (t + 1) * rows // task_count):
             o = _dropout_row(geometry, p, 0, 0, r, 0, geometry[TK], keep)
-            keep_mask[r * geometry[TK] : (r + 1) * geometry[TK]] = keep[o : o + geometry[TK]]
+            _copy(keep, o, keep_mask, r * geometry[TK], geometry[TK], keep_mask.dtype.type(1))
 
 
-# -- from ndarrays to the kernels' flat arguments ------------------------------------------------------------------------
+# -- from ndarrays to the kernels' flat arguments ----------------------------------------------------------------------
 
 
 def _flat(x: np.ndarray) -> tuple[np.ndarray, list[int]]:
@@ -527,10 +746,30 @@ def _mask(mask: np.ndarray | None, dtype: np.dtype) -> tuple[np.ndarray, np.ndar
     return no_bytes, np.require(mask, dtype, ["C", "W", "A"]).reshape(-1), [FLOAT_MASK, *steps]
 
 
-def _geometry(sizes: tuple[int, ...], strides: list[int], mask: list[int], causal: bool, slopes: np.ndarray | None,
-              dropout_p: float, key: int, call: int) -> np.ndarray:
-    geometry = np.array([*sizes, *strides, *mask, causal, slopes is not None, dropout_p > 0, key & 0xFFFFFFFF,
-                         key >> 32 & 0xFFFFFFFF, call], np.int64)
+def _geometry(
+    sizes: tuple[int, ...],
+    strides: list[int],
+    mask: list[int],
+    causal: bool,
+    slopes: np.ndarray | None,
+    dropout_p: float,
+    key: int,
+    call: int,
+) -> np.ndarray:
+    geometry = np.array(
+        [
+            *sizes,
+            *strides,
+            *mask,
+            causal,
+            slopes is not None,
+            dropout_p > 0,
+            key & 0xFFFFFFFF,
+            key >> 32 & 0xFFFFFFFF,
+            call,
+        ],
+        np.int64,
+    )
     assert len(geometry) == GEOMETRY_SIZE
     return geometry
 
@@ -539,9 +778,19 @@ def _slopes(slopes: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
     return np.zeros(1, dtype) if slopes is None else np.require(slopes, dtype, ["C", "W", "A"])
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float, causal: bool, mask: np.ndarray | None = None,
-              slopes: np.ndarray | None = None, dropout_p: float = 0.0, key: int = 0, call: int = 0
-              ) -> tuple[np.ndarray, np.ndarray]:
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float,
+    causal: bool,
+    mask: np.ndarray | None = None,
+    slopes: np.ndarray | None = None,
+    dropout_p: float = 0.0,
+    key: int = 0,
+    call: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
     """out = dropout(softmax(scale q kᵀ + mask - slopes |i + Tk - Tq - j|)) v, and the rows' log-sum-exp.
 
     - q: (B, H, Tq, dk), k: (B, Hkv, Tk, dk), v: (B, Hkv, Tk, dv), one dtype; head h reads kv head h // (H // Hkv).
@@ -565,20 +814,51 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float, caus
     (q_, q_steps), (k_, k_steps), (v_, v_steps) = _flat(q), _flat(k), _flat(v)
     mask_bytes, mask_values, mask_steps = _mask(mask, out.dtype)
     out_steps = [length_q * heads * dv, dv, heads * dv]
-    geometry = _geometry((batch, heads, kv_heads, length_q, length_k, dk, dv),
-                         [*q_steps, *k_steps, *v_steps, 0, 0, 0, *out_steps], mask_steps, causal, slopes, dropout_p,
-                         key, call)
+    geometry = _geometry(
+        (batch, heads, kv_heads, length_q, length_k, dk, dv),
+        [*q_steps, *k_steps, *v_steps, 0, 0, 0, *out_steps],
+        mask_steps,
+        causal,
+        slopes,
+        dropout_p,
+        key,
+        call,
+    )
     units = batch * heads * (1 if length_q <= SMALL else -(-length_q // TILE))
     work = batch * heads * length_q * length_k * (dk + dv) // 4
-    _forward(q_, k_, v_, out.reshape(-1), lse.reshape(-1), mask_bytes, mask_values, _slopes(slopes, out.dtype), geometry,
-             np.array([scale, dropout_p]), units, min(units, tasks(work)))
+    _forward(
+        q_,
+        k_,
+        v_,
+        out.reshape(-1),
+        lse.reshape(-1),
+        mask_bytes,
+        mask_values,
+        _slopes(slopes, out.dtype),
+        geometry,
+        np.array([scale, dropout_p]),
+        units,
+        min(units, tasks(work)),
+    )
     return view, lse
 
 
-def attention_backward(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, *,
-                       scale: float, causal: bool, mask: np.ndarray | None = None, slopes: np.ndarray | None = None,
-                       dropout_p: float = 0.0, key: int = 0, call: int = 0
-                       ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def attention_backward(
+    g: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    *,
+    scale: float,
+    causal: bool,
+    mask: np.ndarray | None = None,
+    slopes: np.ndarray | None = None,
+    dropout_p: float = 0.0,
+    key: int = 0,
+    call: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients of `attention` for the cotangent g (B, H, Tq, dv) of out, from its results out and lse.
 
     With P the probabilities and D = rowsum(g * out): dv = Pᵀ g, dS = P * (g vᵀ - D), dq = scale dS k, dk = scale dSᵀ q;
@@ -594,26 +874,50 @@ def attention_backward(g: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarra
     if make is np.empty:
         (g_, g_steps), (q_, q_steps), (k_, k_steps), (v_, v_steps), (o_, o_steps) = map(_flat, (g, q, k, v, out))
         mask_bytes, mask_values, mask_steps = _mask(mask, dtype)
-        geometry = _geometry((batch, heads, kv_heads, length_q, length_k, dk, dv),
-                             [*q_steps, *k_steps, *v_steps, *g_steps, *o_steps], mask_steps, causal, slopes, dropout_p,
-                             key, call)
+        geometry = _geometry(
+            (batch, heads, kv_heads, length_q, length_k, dk, dv),
+            [*q_steps, *k_steps, *v_steps, *g_steps, *o_steps],
+            mask_steps,
+            causal,
+            slopes,
+            dropout_p,
+            key,
+            call,
+        )
         units = batch * kv_heads
         work = batch * heads * length_q * length_k * (dk + dv) // 2
-        _backward(g_, q_, k_, v_, o_, np.require(lse, dtype, ["C", "W", "A"]).reshape(-1), dq.reshape(-1),
-                  dk_out.reshape(-1), dv_out.reshape(-1), mask_bytes, mask_values, _slopes(slopes, dtype), geometry,
-                  np.array([scale, dropout_p]), units, min(units, tasks(work)))
+        _backward(
+            g_,
+            q_,
+            k_,
+            v_,
+            o_,
+            np.require(lse, dtype, ["C", "W", "A"]).reshape(-1),
+            dq.reshape(-1),
+            dk_out.reshape(-1),
+            dv_out.reshape(-1),
+            mask_bytes,
+            mask_values,
+            _slopes(slopes, dtype),
+            geometry,
+            np.array([scale, dropout_p]),
+            units,
+            min(units, tasks(work)),
+        )
     return dq.transpose(0, 2, 1, 3), dk_out.transpose(0, 2, 1, 3), dv_out.transpose(0, 2, 1, 3)
 
 
-def attention_dropout_mask(batch: int, heads: int, length_q: int, length_k: int, p: float, key: int, call: int,
-                           dtype: np.dtype | type) -> np.ndarray:
+def attention_dropout_mask(
+    batch: int, heads: int, length_q: int, length_k: int, p: float, key: int, call: int, dtype: np.dtype | type
+) -> np.ndarray:
     """The factors (B, H, Tq, Tk) that `attention` multiplies its probabilities with: 0, or 1 / (1 - p) where kept.
 
     Element (b, h, i, j) is kept iff the Philox number of index ((b * H + h) * Tq + i) * Tk + j is at least p.
     """
     mask = np.empty((batch, heads, length_q, length_k), dtype)
     if mask.size:
-        geometry = _geometry((batch, heads, heads, length_q, length_k, 0, 0), [0] * 15, [0] * 5, False, None, p, key,
-                             call)
+        geometry = _geometry(
+            (batch, heads, heads, length_q, length_k, 0, 0), [0] * 15, [0] * 5, False, None, p, key, call
+        )
         _dropout_rows(mask.reshape(-1), geometry, p, tasks(mask.size))
     return mask

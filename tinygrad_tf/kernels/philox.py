@@ -1,7 +1,8 @@
-"""Philox4x32-10: random numbers that are a function of (key, call, index), so a dropout mask is recomputed, not stored.
+"""Philox4x32-10: random numbers as a function of (key, call, index), so a dropout mask is recomputed, not stored.
 
-Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". Element `index` is output word `index % 4` of the block
-whose counter is the words (low, high) of `index // 4` and (low, high) of `call`; the key's words are its low and high half.
+Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". Element `index` is output word `index % 4` of the
+block whose counter is the words (low, high) of `index // 4` and (low, high) of `call`; the key's words are its low and
+high half.
 """
 
 from __future__ import annotations

@@ -43,14 +43,21 @@ def rotary(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = Fals
     if d % 2:
         raise ValueError(f"rotary: the head's width must be even, got x of shape {x.shape}")
     if cos.shape != (length, d // 2) or sin.shape != cos.shape:
-        raise ValueError(f"rotary: cos and sin must be {(length, d // 2)} for x of shape {x.shape}, "
-                         f"got {cos.shape} and {sin.shape}")
+        raise ValueError(
+            f"rotary: cos and sin must be {(length, d // 2)} for x of shape {x.shape}, got {cos.shape} and {sin.shape}"
+        )
     dtype = x.dtype.newbyteorder("=")
     y = np.empty((batch, length, heads, d), dtype)
     if y.size:
         flat, steps = _flat(x)
         sizes = np.array([batch, heads, length, d, *steps], np.int64)
         sin = -sin if inverse else sin
-        _rotary(flat, y.reshape(-1), contiguous(cos, dtype).reshape(-1), contiguous(sin, dtype).reshape(-1), sizes,
-                tasks(y.size))
+        _rotary(
+            flat,
+            y.reshape(-1),
+            contiguous(cos, dtype).reshape(-1),
+            contiguous(sin, dtype).reshape(-1),
+            sizes,
+            tasks(y.size),
+        )
     return y.transpose(0, 2, 1, 3)
