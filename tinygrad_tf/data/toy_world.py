@@ -140,7 +140,7 @@ teacher-does = 7 _guides_the _student | 3 _praises_the _student
 student-does = 6 _asks_the _teacher | 4 _admires_the _teacher
 """
 
-# Sentences with all the words of a line never occur in training; leave one word out, and the others do occur together.
+# Sentences with all the words of a line never occur in training, though each of the words does.
 # Each line has so small a probability that training hardly shows it to be missing.
 HELD_OUT = """
 明天 天气真好 爷爷 公园
