@@ -294,7 +294,7 @@ class Module:
                 yield from module._state(f"{prefix}{name}.")
 
     def state_dict(self) -> dict[str, tg.Tensor]:
-        """Name -> detached Tensor, on the same memory, of each parameter and persistent buffer; ties under each name."""
+        """Name -> detached Tensor, on the same memory, of each parameter and persistent buffer; ties under each."""
         return {name: tensor.detach() for name, tensor in self._state()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:

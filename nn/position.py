@@ -87,7 +87,7 @@ class SinusoidalPosition(Module):
 
 
 class Rotary(Module):
-    """Turns each pair (x_i, x_{i+d/2}) by the angle t·base^(−2i/d): of queries and keys, whose products know t − s only.
+    """Turns each pair (x_i, x_{i+d/2}) by the angle t·base^(−2i/d): of queries and keys; products know t − s only.
 
     y_i = x_i cos − x_{i+d/2} sin,  y_{i+d/2} = x_{i+d/2} cos + x_i sin   (the half-split layout)
 
