@@ -56,7 +56,7 @@ class Mode(contextlib.ContextDecorator):
             return super().__call__(function)
 
         @functools.wraps(function)
-        def stepwise(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        def stepwise(*args: Any, **kwargs: Any) -> Any:
             with self._recreate_cm():
                 generator = function(*args, **kwargs)
             step: Callable[[], Any] = functools.partial(next, generator)
@@ -183,7 +183,9 @@ def _check_finite(name: str, outputs: Sequence[Any], inputs: Sequence[Any], line
 
     if not finite(list(outputs)) and finite(list(inputs)):
         kind = "NaN" if any(o is not None and np.isnan(_raw(o)).any() for o in outputs) else "Inf"
-        raise FloatingPointError(f"{where} of {name} gave {kind} from finite numbers; the operation was called at {line}")
+        raise FloatingPointError(
+            f"{where} of {name} gave {kind} from finite numbers; the operation was called at {line}"
+        )
 
 
 # -- tensors as the graph sees them ------------------------------------------------------------------------------------
@@ -258,20 +260,21 @@ class Saved:
     __slots__ = ("data", "shape", "storage", "version", "edge", "unpack")
 
     def __init__(self, tensor: TensorBase | Array, edge: Edge = None):
-        is_tensor = isinstance(tensor, TensorBase)
-        self.data: Array | None = tensor._data if is_tensor else tensor
-        self.shape = cast(Array, self.data).shape
-        self.storage = tensor._storage if is_tensor else None
+        self.data: Any = tensor._data if isinstance(tensor, TensorBase) else tensor
+        self.shape = self.data.shape
+        self.storage = tensor._storage if isinstance(tensor, TensorBase) else None
         self.version = self.storage.version if self.storage else 0
-        self.edge = tensor._edge() if is_tensor else edge
+        self.edge: Any = tensor._edge() if isinstance(tensor, TensorBase) else edge
         self.unpack: Callable[[], Array] | None = None
         packer = _packer.get()
         if packer is not None:
-            self.unpack = packer(cast(Array, self.data))
+            self.unpack = packer(self.data)
             if self.unpack is not None:
                 self.data = None
-                if not isinstance(self.edge, TensorBase):
-                    self.storage = None
+
+    def watch(self, tensor: TensorBase) -> None:
+        """Note that `tensor` holds this buffer, an operation's result: a change of it must be seen."""
+        self.storage, self.version = tensor._storage, tensor._storage.version
 
     def array(self, op: Op) -> Array:
         """The buffer; raises RuntimeError if it was written since."""
@@ -360,12 +363,18 @@ def in_place(target: TensorBase, result: TensorBase, name: str) -> None:
             "do it inside tg.no_grad(), or on a copy"
         )
     if result._data.shape != target._data.shape:
-        raise ValueError(f"{name}: the result has shape {result._data.shape}, which does not fit the tensor's own shape "
-                         f"{target._data.shape}")
+        raise ValueError(
+            f"{name}: the result has shape {result._data.shape}, which does not fit the tensor's own shape "
+            f"{target._data.shape}"
+        )
     if not np.can_cast(result._data.dtype, target._data.dtype, "same_kind"):
-        raise TypeError(f"{name}: a result of dtype {result._data.dtype} cannot be stored in a tensor of dtype {target._data.dtype}")
+        raise TypeError(
+            f"{name}: a result of dtype {result._data.dtype} cannot be stored in a tensor of dtype {target._data.dtype}"
+        )
     if not target._data.flags.writeable:
-        raise ValueError(f"{name}: this tensor's memory is read-only (an expanded or a read-only array); clone() it first")
+        raise ValueError(
+            f"{name}: this tensor's memory is read-only (an expanded or a read-only array); clone() it first"
+        )
     np.copyto(target._data, result._data, casting="same_kind")
     target._bump()
     if result._requires_grad:
@@ -472,7 +481,7 @@ def run_backward(
             node = heapq.heappop(heap)[1]
             slots = pending.pop(node)
             grads = [slot.value for slot in slots]
-            for index, slot in enumerate(slots):
+            for index in range(len(slots)):
                 if node.hooks and index in node.hooks and grads[index] is not None:
                     grads[index] = _run_hooks(node.hooks[index], grads[index])
                 if (node, index) in targets and grads[index] is not None:
@@ -486,7 +495,7 @@ def run_backward(
                 )
             needs = tuple(
                 e is not None
-                and (inputs is None or (e in targets or e[0] in leading if isinstance(e, tuple) else id(e) in targets))
+                and (leading is None or (e in targets or e[0] in leading if isinstance(e, tuple) else id(e) in targets))
                 for e in node.edges
             )
             results = node.op.gradients(node, grads, needs, create_graph)
@@ -549,12 +558,14 @@ def _run_hooks(hooks: dict[int, Callable[[Any], Any]], value: Any) -> Any:
     """Show a gradient to its hooks, each of which may return another one to use instead."""
     was_array = not isinstance(value, TensorBase)
     for hook in list(hooks.values()):
-        shown = _wrap(value) if not isinstance(value, TensorBase) else value
+        shown = value if isinstance(value, TensorBase) else _wrap(np.array(value))  # theirs to write into
         result = hook(shown)
         if result is not None:
             if not isinstance(result, TensorBase) or result._data.shape != shown._data.shape:
                 came = getattr(result, "shape", type(result).__name__)
-                raise ValueError(f"a gradient hook must return None or a Tensor of shape {shown._data.shape}, got {came}")
+                raise ValueError(
+                    f"a gradient hook must return None or a Tensor of shape {shown._data.shape}, got {came}"
+                )
             value = result._data if was_array else result
     return value
 
@@ -590,17 +601,23 @@ def register_hook(tensor: TensorBase, hook: Callable[[Any], Any]) -> HookHandle:
 def _seed(name: str, tensor: TensorBase, gradient: Any, create_graph: bool) -> Any:
     if gradient is None:
         if tensor._data.size != 1:
-            raise RuntimeError(f"{name}: a gradient is created only for scalars, and this tensor has shape {tensor._data.shape}; "
-                               "pass gradient= of that shape, or reduce it first, for instance with .sum()")
+            raise RuntimeError(
+                f"{name}: a gradient is created only for scalars, and this tensor has shape {tensor._data.shape}; "
+                "pass gradient= of that shape, or reduce it first, for instance with .sum()"
+            )
         gradient = np.ones_like(tensor._data)
     if np.shape(_raw(gradient)) != tensor._data.shape:
-        raise ValueError(f"{name}: the gradient must have the tensor's shape {tensor._data.shape}, got {np.shape(_raw(gradient))}")
+        raise ValueError(
+            f"{name}: the gradient must have the tensor's shape {tensor._data.shape}, got {np.shape(_raw(gradient))}"
+        )
     if create_graph:
         return gradient if isinstance(gradient, TensorBase) else _wrap(np.asarray(gradient, dtype=tensor._data.dtype))
     return np.asarray(_raw(gradient), dtype=tensor._data.dtype)
 
 
-def backward(tensor: TensorBase, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+def backward(
+    tensor: TensorBase, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False
+) -> None:
     """Add d(tensor)/d(leaf), weighted by `gradient` (default 1 for a scalar), into `.grad` of every leaf it depends on."""
     if not tensor._requires_grad:
         raise RuntimeError("backward: this tensor does not require grad and was not computed from one that does")
@@ -646,9 +663,12 @@ def grad(
     if not pairs and not allow_unused:
         raise RuntimeError("grad: no output requires grad")
     keep = create_graph if retain_graph is None else retain_graph
-    results = run_backward([o for o, _ in pairs], [s for _, s in pairs], retain_graph=keep, create_graph=create_graph,
-                           inputs=ins)
+    results = run_backward(
+        [o for o, _ in pairs], [s for _, s in pairs], retain_graph=keep, create_graph=create_graph, inputs=ins
+    )
     for i, result in enumerate(results):
         if result is None and not allow_unused:
-            raise RuntimeError(f"grad: the outputs do not depend on input {i}; pass allow_unused=True to get None for it")
+            raise RuntimeError(
+                f"grad: the outputs do not depend on input {i}; pass allow_unused=True to get None for it"
+            )
     return tuple(results)

@@ -54,7 +54,7 @@ class _Callable(Op):
     """What primitives and fused operations share: a signature, a name, a docstring."""
 
     def __init__(self, function: Callable[..., Any], inputs: Sequence[str]):
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self.name = function.__name__.rstrip("_")
         self.function = function
         self.signature = inspect.signature(function)
@@ -67,7 +67,9 @@ class _Callable(Op):
         if not kwargs and len(args) == len(self.parameters):
             return list(args)
         if not kwargs and self.defaults[len(args) : len(args) + 1] != [inspect.Parameter.empty]:
-            return list(args) + self.defaults[len(args) :] if len(args) <= len(self.parameters) else self._refuse(args, {})
+            return (
+                list(args) + self.defaults[len(args) :] if len(args) <= len(self.parameters) else self._refuse(args, {})
+            )
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError:
@@ -134,6 +136,8 @@ class Primitive(_Callable):
         result = graph.finish(self, node, values, [out])[0]
         if self.view and np.may_share_memory(out, first._data):
             result._storage, result._version = first._storage, first._version
+        if node is not None and "out" in node.saved:
+            node.saved["out"].watch(result)
         return result
 
     def _promote(self, values: list[Any], first: TensorBase) -> None:
@@ -163,7 +167,9 @@ class Primitive(_Callable):
                     kept[name].edge = "self"
                 elif name.endswith("_shape") and name not in self.parameters:
                     value = values[self.parameters.index(name[: -len("_shape")])]
-                    kept[name] = [np.shape(graph._raw(v)) for v in value] if self.variadic else np.shape(graph._raw(value))
+                    kept[name] = (
+                        [np.shape(graph._raw(v)) for v in value] if self.variadic else np.shape(graph._raw(value))
+                    )
                 else:
                     value = values[self.parameters.index(name)]
                     if self.variadic and name == "tensors":
@@ -214,7 +220,11 @@ class Fused(_Callable):
     """
 
     def __init__(
-        self, definition: Callable[..., Any], inputs: Sequence[str], forward: Callable[..., Any], backward: Callable[..., Any]
+        self,
+        definition: Callable[..., Any],
+        inputs: Sequence[str],
+        forward: Callable[..., Any],
+        backward: Callable[..., Any],
     ):
         super().__init__(definition, inputs)
         self.definition, self.forward, self.backward = definition, forward, backward
@@ -228,7 +238,10 @@ class Fused(_Callable):
         out, saved = self.forward(*arrays)
         if not any(isinstance(v, TensorBase) for v in values):
             return out
-        inputs = [values[p] if isinstance(values[p], TensorBase) and values[p]._requires_grad else None for p in self.positions]
+        inputs = [
+            values[p] if isinstance(values[p], TensorBase) and values[p]._requires_grad else None
+            for p in self.positions
+        ]
         node = None
         if graph._grad_enabled.get() and any(t is not None for t in inputs):
             graph.check_inputs(self.name, inputs)
@@ -239,7 +252,10 @@ class Fused(_Callable):
                 Saved(out),
                 [Saved(s) if isinstance(s, np.ndarray) else s for s in saved],
             )
-        return graph.finish(self, node, values, [out])[0]
+        result = graph.finish(self, node, values, [out])[0]
+        if node is not None:
+            node.saved[1].watch(result)
+        return result
 
     def _check_dtypes(self, arrays: Sequence[Any]) -> None:
         kinds = {}
@@ -283,7 +299,9 @@ def differentiate(
     return [by_position.get(p) for p in positions]
 
 
-def fused(*inputs: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[[Callable[..., Any]], Fused]:
+def fused(
+    *inputs: str, forward: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[[Callable[..., Any]], Fused]:
     """Make a fused operation of a definition (see `Fused`); `inputs` names its differentiable arguments."""
     return lambda definition: Fused(definition, inputs, forward, backward)
 
