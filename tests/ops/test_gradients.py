@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tinygrad_tf.nn import functional as F
 
 import tinygrad_tf as tg
-from tinygrad_tf import nn  # noqa: F401  (registers nothing; the functional module lives under it)
-from tinygrad_tf.nn import functional as F
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,14 +34,14 @@ def positive(shape: tuple[int, ...], seed: int = 0) -> Array:
     """Distinct numbers in (0.3, 2.3), so that no two of them tie and none is near a kink."""
     n = int(np.prod(shape))
     steps = np.random.default_rng(seed).permutation(n) / max(n, 1)
-    return (0.3 + 2.0 * steps).reshape(shape)
+    return np.asarray(0.3 + 2.0 * steps).reshape(shape)
 
 
 def signed(shape: tuple[int, ...], seed: int = 0) -> Array:
     """Distinct numbers of both signs, at least 0.1 from zero and from each other's negatives."""
     values = positive(shape, seed)
     signs = np.where(np.random.default_rng(seed + 1).random(shape) < 0.5, -1.0, 1.0)
-    return values * signs
+    return np.asarray(values * signs)
 
 
 UNARY: dict[str, tuple[Callable[..., Array], Callable[[Any], Any]]] = {
@@ -94,7 +93,7 @@ SHAPES = [(), (1,), (3,), (2, 3), (2, 1, 3), (0,), (2, 0)]
 @pytest.mark.parametrize("name", UNARY)
 def test_unary(name: str, shape: tuple[int, ...]) -> None:
     make, function = UNARY[name]
-    if name == "logsumexp" and shape in ((0,), (2, 0)):
+    if name in ("logsumexp", "mean", "var") and 0 in shape:
         pytest.skip("no elements to reduce")
     for layout, x in layouts(make(shape)).items():
         assert tg.gradcheck(function, [x], mode="fast"), layout
@@ -127,7 +126,7 @@ def test_binary(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> N
     """BC-22: gradients come back in the shapes of the inputs, whatever was broadcast."""
     make, function = BINARY[name]
     a, b = (tg.from_numpy(make(s, 10 * i)).requires_grad_() for i, s in enumerate(shapes))
-    b = tg.from_numpy(b.numpy() * 1.0371 + 0.0123).requires_grad_()  # never equal to an element of a
+    b = tg.from_numpy(np.asarray(b.numpy() * 1.0371 + 0.0123)).requires_grad_()  # never equal to an element of a
     assert tg.gradcheck(function, [a, b])
     assert tg.gradgradcheck(function, [a, b])
     out = function(a, b)
@@ -260,7 +259,9 @@ def test_moves(name: str) -> None:
         assert tg.gradcheck(function, [x], mode="fast"), layout
     x = tg.from_numpy(signed((2, 3, 4))).requires_grad_()
     assert tg.gradcheck(function, [x])
-    assert tg.gradgradcheck(lambda x: [o * o for o in ([function(x)] if isinstance(function(x), tg.Tensor) else function(x))], [x])
+    assert tg.gradgradcheck(
+        lambda x: [o * o for o in ([function(x)] if isinstance(function(x), tg.Tensor) else function(x))], [x]
+    )
 
 
 PRODUCTS = [

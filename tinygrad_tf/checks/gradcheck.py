@@ -43,15 +43,19 @@ class _Problem:
 
     def _check_dtype(self, label: str, value: TensorBase) -> None:
         if value._data.dtype != np.float64:
-            raise TypeError(f"{self.name}: {label} is {value._data.dtype}; finite differences need float64, since float32 keeps "
-                            "only 7 digits; convert with .double()")
+            raise TypeError(
+                f"{self.name}: {label} is {value._data.dtype}; finite differences need float64, since float32 keeps "
+                "only 7 digits; convert with .double()"
+            )
 
     def outputs(self) -> list[Any]:
         out = self.fn(*self.inputs)
         outs = list(out) if isinstance(out, (list, tuple)) else [out]
         floats = [o for o in outs if isinstance(o, TensorBase) and o._data.dtype.kind == "f"]
         if not floats:
-            raise TypeError(f"{self.name}: the function must return a float Tensor or several, got {type(out).__name__}")
+            raise TypeError(
+                f"{self.name}: the function must return a float Tensor or several, got {type(out).__name__}"
+            )
         return floats
 
     def values(self) -> list[Array]:
@@ -86,7 +90,9 @@ def _numeric_jacobians(problem: _Problem, leaf: TensorBase, eps: float) -> list[
         finally:
             flat[i] = before
         columns.append([(p - m) / (up - down) for p, m in zip(plus, minus, strict=True)])
-    return [np.stack(c, -1) if c else np.zeros(0) for c in zip(*columns, strict=True)]
+    if not columns:  # an input without elements
+        return [np.zeros((*value.shape, 0)) for value in problem.values()]
+    return [np.stack(c, -1) for c in zip(*columns, strict=True)]
 
 
 def _compare(problem: _Problem, *, eps: float, atol: float, rtol: float, mode: str) -> None:
@@ -102,7 +108,9 @@ def _compare(problem: _Problem, *, eps: float, atol: float, rtol: float, mode: s
             hint = " (it draws random numbers: call tg.manual_seed inside it, or use eval())" if rng_moved else ""
             raise GradcheckError(f"{name}: the function is not deterministic: two calls gave different values{hint}")
     if not any(o._requires_grad for o in outs):
-        raise GradcheckError(f"{name}: no output depends on an input that requires grad; was the graph cut by detach() or numpy()?")
+        raise GradcheckError(
+            f"{name}: no output depends on an input that requires grad; was the graph cut by detach() or numpy()?"
+        )
     for k, o in enumerate(outs):
         if not np.isfinite(o._data).all():
             raise GradcheckError(f"{name}: output {k} has values that are not finite, so it has no gradient to check")
@@ -130,11 +138,15 @@ def _compare(problem: _Problem, *, eps: float, atol: float, rtol: float, mode: s
                 place = "" if not index else f"[{', '.join(str(int(i)) for i in index)}]"
                 missing = " (no gradient reached it at all)" if found is None else ""
                 ratio = f", ratio {a / n:.6g}" if n else ""
-                worst = (float(excess.max()), f"{label}{place}: analytic {a:.10g}, numeric {n:.10g}, difference {a - n:.3g}"
-                         f"{ratio}{missing}")
+                worst = (
+                    float(excess.max()),
+                    f"{label}{place}: analytic {a:.10g}, numeric {n:.10g}, difference {a - n:.3g}{ratio}{missing}",
+                )
     if worst[1]:
-        raise GradcheckError(f"{name}: the gradient is wrong; the worst element is {worst[1]} (eps {eps:g}, atol {atol:g}, rtol "
-                             f"{rtol:g})")
+        raise GradcheckError(
+            f"{name}: the gradient is wrong; the worst element is {worst[1]} (eps {eps:g}, atol {atol:g}, rtol "
+            f"{rtol:g})"
+        )
 
 
 def gradcheck(
@@ -217,7 +229,13 @@ def gradgradcheck(
             return [f for f in found if f is not None]
 
     try:
-        _compare(_Problem(Gradient(), [*problem.inputs, *grad_outputs], "gradgradcheck"), eps=eps, atol=atol, rtol=rtol, mode=mode)
+        _compare(
+            _Problem(Gradient(), [*problem.inputs, *grad_outputs], "gradgradcheck"),
+            eps=eps,
+            atol=atol,
+            rtol=rtol,
+            mode=mode,
+        )
     except GradcheckError:
         if raise_exception:
             raise
