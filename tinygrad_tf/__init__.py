@@ -1,10 +1,12 @@
 """tinygrad_tf: a reverse-mode autograd engine, layers and GPT models, from scratch on numpy and numba.
 
-    import tinygrad_tf as tg
-    from tinygrad_tf import nn, models
+import tinygrad_tf as tg
+from tinygrad_tf import nn, models
 """
 
 from builtins import bool as _bool  # `bool` below is the dtype, as users of such packages expect
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 import numpy as _np
 
@@ -44,6 +46,11 @@ from .tensor import Tensor
 float32, float64 = _np.dtype(_np.float32), _np.dtype(_np.float64)
 int64, bool = _np.dtype(_np.int64), _np.dtype(_np.bool_)
 globals().update(_METHODS)
+if _TYPE_CHECKING:  # the operations that the line above adds
+
+    def __getattr__(name: str) -> _Any: ...
+
+
 __version__ = "0.1.0"
 
 

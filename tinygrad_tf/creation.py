@@ -23,7 +23,9 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """
     if isinstance(data, TensorBase):
         array = np.array(data._data, dtype=dtype, order="C")
-    elif isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__") and not isinstance(data, (list, tuple)):
+    elif (
+        isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__") and not isinstance(data, (list, tuple))
+    ):
         array = np.array(data, dtype=dtype, order="C")
     else:
         try:

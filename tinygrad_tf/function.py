@@ -15,7 +15,8 @@ class Context:
     """What `forward` may leave for `backward`: attributes of any name, and tensors through `save_for_backward`."""
 
     def __init__(self, op: Op, needs: tuple[bool, ...]):
-        self._op, self._node = op, None
+        self._op = op
+        self._node: Any = None
         self.needs_input_grad = needs
         self._to_save: tuple[TensorBase | None, ...] = ()
         self._saved: list[Any] | None = None
@@ -25,8 +26,10 @@ class Context:
         """Keep inputs or outputs for `backward`, where they are `ctx.saved_tensors`."""
         for t in tensors:
             if t is not None and not isinstance(t, TensorBase):
-                raise TypeError(f"save_for_backward: expected Tensors, got {type(t).__name__}; "
-                                "other values can be kept as attributes of ctx")
+                raise TypeError(
+                    f"save_for_backward: expected Tensors, got {type(t).__name__}; "
+                    "other values can be kept as attributes of ctx"
+                )
         self._to_save = tensors
 
     def mark_non_differentiable(self, *outputs: TensorBase) -> None:
@@ -68,8 +71,10 @@ class _FunctionOp(Op):
             ctx._node = None
         results = results if isinstance(results, tuple) else (results,)
         if len(results) < len(ctx.needs_input_grad):
-            raise RuntimeError(f"{self.name}.backward must return one gradient for each of the {len(ctx.needs_input_grad)} "
-                               f"arguments of forward (None where there is none), got {len(results)}")
+            raise RuntimeError(
+                f"{self.name}.backward must return one gradient for each of the {len(ctx.needs_input_grad)} "
+                f"arguments of forward (None where there is none), got {len(results)}"
+            )
         out: list[Any] = []
         for i, position in enumerate(positions):
             r = results[position]
@@ -77,14 +82,20 @@ class _FunctionOp(Op):
                 out.append(None)
                 continue
             if not isinstance(r, TensorBase):
-                raise TypeError(f"{self.name}.backward: gradient {position} must be a Tensor or None, got {type(r).__name__}")
+                raise TypeError(
+                    f"{self.name}.backward: gradient {position} must be a Tensor or None, got {type(r).__name__}"
+                )
             meta = node.metas[i]
             if meta is not None and r._data.shape != meta[0] and not _broadcasts(meta[0], r._data.shape):
-                raise ValueError(f"{self.name}.backward: gradient {position} must have the shape {meta[0]} of its input, "
-                                 f"got {r._data.shape}")
+                raise ValueError(
+                    f"{self.name}.backward: gradient {position} must have the shape {meta[0]} of its input, "
+                    f"got {r._data.shape}"
+                )
             if create_graph and not r._requires_grad:
-                raise NotImplementedError(f"{self.name}.backward computes outside the graph, so it cannot be differentiated "
-                                          "again (create_graph); write it with operations on Tensors")
+                raise NotImplementedError(
+                    f"{self.name}.backward computes outside the graph, so it cannot be differentiated "
+                    "again (create_graph); write it with operations on Tensors"
+                )
             out.append(r if create_graph else r._data)
         return out
 
@@ -141,7 +152,9 @@ class Function:
         outputs = (result,) if single else result
         for o in outputs:
             if not isinstance(o, TensorBase):
-                raise TypeError(f"{cls.__name__}.forward must return a Tensor or a tuple of them, got {type(o).__name__}")
+                raise TypeError(
+                    f"{cls.__name__}.forward must return a Tensor or a tuple of them, got {type(o).__name__}"
+                )
         node = None
         if graph.is_grad_enabled() and any(needs):
             graph.check_inputs(cls.__name__, inputs)
@@ -191,8 +204,10 @@ class _Recompute:
             if isinstance(a, tuple) and len(a) == 3 and isinstance(a[0], TensorBase):
                 tensor, storage, version = a
                 if storage.version != version:
-                    raise RuntimeError(f"checkpoint: an argument of shape {tensor._data.shape} was changed in place after the "
-                                       f"forward (version {version} was used, it is now at version {storage.version})")
+                    raise RuntimeError(
+                        f"checkpoint: an argument of shape {tensor._data.shape} was changed in place after the "
+                        f"forward (version {version} was used, it is now at version {storage.version})"
+                    )
                 a = tensor if not tensor._requires_grad else graph._wrap(tensor._data, True)
             args.append(a)
         seen = 0
@@ -210,8 +225,10 @@ class _Recompute:
         finally:
             rng.set_rng_state(now)
         if seen != self.count:
-            raise RuntimeError(f"checkpoint: the function saved {self.count} buffers at first and {seen} when it was run again; "
-                               "it must do the same every time")
+            raise RuntimeError(
+                f"checkpoint: the function saved {self.count} buffers at first and {seen} when it was run again; "
+                "it must do the same every time"
+            )
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
 from . import graph
 from .graph import Array, TensorBase
-from .ops import activation, elementwise, indexing, normalization, products, reductions, shape
+from .ops import elementwise, indexing, normalization, products, reductions, shape
+
+
+def _any_operator(self: Any, other: Any) -> Any: ...
 
 
 class Tensor(TensorBase):
@@ -21,6 +24,16 @@ class Tensor(TensorBase):
     __slots__ = ()
     __array_ufunc__ = None  # so `ndarray * Tensor` is one Tensor, not an array of them
     __hash__ = object.__hash__
+
+    if TYPE_CHECKING:  # the methods and operators that the loops at the end of this file add
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _any_operator
+        __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __mod__ = __floordiv__ = __and__ = __or__ = __xor__ = (
+            _any_operator
+        )
+        __lt__ = __le__ = __gt__ = __ge__ = _any_operator
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -59,7 +72,9 @@ class Tensor(TensorBase):
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Ask for gradients of this leaf, or no longer; raises for integers, and for results of operations."""
         if requires_grad and self._data.dtype.kind != "f":
-            raise RuntimeError(f"only float tensors can require grad, got dtype {self._data.dtype}; convert with .float()")
+            raise RuntimeError(
+                f"only float tensors can require grad, got dtype {self._data.dtype}; convert with .float()"
+            )
         if self._node is not None and not requires_grad:
             raise RuntimeError("requires_grad can be switched off for leaves only; use detach()")
         self._requires_grad = bool(requires_grad)
@@ -274,6 +289,10 @@ class Tensor(TensorBase):
     def swapaxes(self, dim0: Any, dim1: Any) -> Tensor:
         return shape.transpose(self, dim0, dim1)
 
+    def where(self, condition: Any, other: Any) -> Any:
+        """self where the condition is true, else other."""
+        return elementwise.where(condition, self, other)
+
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -287,12 +306,26 @@ class Tensor(TensorBase):
             graph.in_place(self, indexing.setitem(self, index, value), "setitem")
             return
         if not self._data.flags.writeable:
-            raise ValueError("setitem: this tensor's memory is read-only (an expanded or a read-only array); clone() it first")
+            raise ValueError(
+                "setitem: this tensor's memory is read-only (an expanded or a read-only array); clone() it first"
+            )
         try:
             self._data[index] = graph._raw(value)
         except (IndexError, ValueError) as error:
             raise type(error)(f"writing into a tensor of shape {self.shape}: {error}") from None
         self._bump()
+
+    def __neg__(self) -> Any:
+        return elementwise.neg(self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Any:
+        return elementwise.abs(self)
+
+    def __invert__(self) -> Any:
+        return elementwise.logical_not(self)
 
     def zero_(self) -> Tensor:
         return self.fill_(0)
@@ -316,7 +349,9 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
     """A dtype that tensors can have; raises TypeError for the others, float16 among them."""
     wanted = np.dtype(dtype)
     if wanted.kind not in "biu" and wanted not in (np.float32, np.float64):
-        raise TypeError(f"tensors are float32, float64, integer or bool, got dtype {wanted}; convert with .astype(np.float32)")
+        raise TypeError(
+            f"tensors are float32, float64, integer or bool, got dtype {wanted}; convert with .astype(np.float32)"
+        )
     return wanted
 
 
@@ -330,15 +365,15 @@ def _operator(function: Any, swapped: bool = False) -> Any:
 
 
 def _in_place_operator(function: Any, name: str) -> Any:
-    def method(self: Tensor, other: Any) -> Tensor:
-        graph.in_place(self, function(self, other), name)
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        graph.in_place(self, function(self, *args, **kwargs), name)
         return self
 
     return method
 
 
 def _matmul(a: Any, b: Any) -> Any:
-    like = a if isinstance(a, TensorBase) else b
+    like: Any = a if isinstance(a, TensorBase) else b
     a, b = (x if isinstance(x, TensorBase) else Tensor(np.asarray(x, dtype=like.dtype)) for x in (a, b))
     return products.matmul(a, b)
 
@@ -353,11 +388,7 @@ for _symbol, _function in {
     setattr(Tensor, f"__i{_symbol}__", _in_place_operator(_function, f"{_symbol} in place"))
 for _symbol in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Tensor, f"__{_symbol}__", _operator(getattr(elementwise, _symbol)))
-Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]
-Tensor.__neg__ = lambda self: elementwise.neg(self)  # type: ignore[attr-defined]
-Tensor.__pos__ = lambda self: self  # type: ignore[attr-defined]
-Tensor.__abs__ = lambda self: elementwise.abs(self)  # type: ignore[attr-defined]
-Tensor.__invert__ = lambda self: elementwise.logical_not(self)  # type: ignore[attr-defined]
+Tensor.__hash__ = object.__hash__  # type: ignore[method-assign, assignment]
 
 # Every operation whose first argument is a tensor is a method too, under the same name.
 METHODS: dict[str, Any] = {
@@ -386,15 +417,6 @@ def _method(function: Any) -> Any:
 
 for _name, _function in METHODS.items():
     setattr(Tensor, _name, _method(_function))
-for _name in "add sub mul div pow neg sqrt exp log relu sigmoid tanh clamp masked_fill floor ceil round abs square".split():
-    setattr(Tensor, f"{_name}_", (lambda f, n: lambda self, *a, **k: (graph.in_place(self, f(self, *a, **k), n), self)[1])(
-        METHODS[_name], f"{_name}_"))  # fmt: skip
-
-
-def _where(self: Tensor, condition: Any, other: Any) -> Any:
-    """self where the condition is true, else other."""
-    return elementwise.where(condition, self, other)
-
-
-Tensor.where = _where  # type: ignore[attr-defined]
+for _name in "add sub mul div pow neg sqrt exp log relu sigmoid tanh clamp masked_fill floor ceil abs square".split():
+    setattr(Tensor, f"{_name}_", _in_place_operator(METHODS[_name], f"{_name}_"))
 graph.set_tensor_class(Tensor)

@@ -72,8 +72,9 @@ def contiguous(a: np.ndarray, dtype: np.dtype | type | None = None) -> np.ndarra
     """
     if a.flags.carray and (dtype is None or a.dtype == dtype) and a.dtype.isnative:
         return a
-    return np.require(a, (dtype or a.dtype).newbyteorder("=") if isinstance(dtype or a.dtype, np.dtype) else dtype,
-                      ["C", "A", "W"])
+    return np.require(
+        a, (dtype or a.dtype).newbyteorder("=") if isinstance(dtype or a.dtype, np.dtype) else dtype, ["C", "A", "W"]
+    )
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------
@@ -87,8 +88,13 @@ def _fingerprint() -> str:
         digest.update(source.read_bytes())
     import llvmlite.binding as llvm
 
-    facts = (numba.__version__, sys.version, platform.machine(), llvm.get_host_cpu_name(),
-             llvm.get_host_cpu_features().flatten())
+    facts = (
+        numba.__version__,
+        sys.version,
+        platform.machine(),
+        llvm.get_host_cpu_name(),
+        llvm.get_host_cpu_features().flatten(),
+    )
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:16]
 
@@ -125,8 +131,11 @@ def cache_folder() -> pathlib.Path:
         folder = _user_cache() / _fingerprint()
         if not _writable(folder):
             fallback = pathlib.Path(tempfile.mkdtemp(prefix="tinygrad_tf-"))
-            warnings.warn(f"tinygrad_tf: cannot write its kernel cache {folder}; kernels are compiled into {fallback} "
-                          "for this process only. Set TINYGRAD_TF_CACHE_DIR to a writable folder.", stacklevel=3)
+            warnings.warn(
+                f"tinygrad_tf: cannot write its kernel cache {folder}; kernels are compiled into {fallback} "
+                "for this process only. Set TINYGRAD_TF_CACHE_DIR to a writable folder.",
+                stacklevel=3,
+            )
             folder = fallback
         _folder = folder
     return _folder
@@ -172,7 +181,9 @@ def _announce() -> None:
     global _announced
     if not _announced:
         _announced = True
-        print("tinygrad_tf: compiling its kernels for this CPU, once (about half a minute)", file=sys.stderr, flush=True)
+        print(
+            "tinygrad_tf: compiling its kernels for this CPU, once (about half a minute)", file=sys.stderr, flush=True
+        )
 
 
 # -- compiling and calling ---------------------------------------------------------------------------------------------

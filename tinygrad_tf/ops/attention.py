@@ -18,7 +18,9 @@ from .reductions import amax, sum
 from .shape import cat, expand, narrow
 
 
-def _options(scale: float, causal: bool, mask: Any, slopes: Any, dropout_p: float, key: int, call: int) -> dict[str, Any]:
+def _options(
+    scale: float, causal: bool, mask: Any, slopes: Any, dropout_p: float, key: int, call: int
+) -> dict[str, Any]:
     return dict(scale=scale, causal=causal, mask=mask, slopes=slopes, dropout_p=dropout_p, key=key, call=call)
 
 
@@ -56,7 +58,7 @@ def _repeat_heads(x: Any, heads: int) -> Any:
 
 def attention_weights(q: Any, k: Any, scale: float, causal: bool = False, mask: Any = None, slopes: Any = None) -> Any:
     """softmax(q k^T * scale + bias) over the keys that each query may see; a row that may see none is zero."""
-    (B, H, Tq, _), Tk = q.shape, k.shape[2]
+    (_, H, Tq, _), Tk = q.shape, k.shape[2]
     scores = matmul(q, _repeat_heads(k, H).mT) * scale  # (B, H, Tq, Tk)
     distance = np.arange(Tq)[:, None] + (Tk - Tq) - np.arange(Tk)[None, :]
     allowed = np.ones((Tq, Tk), dtype=bool) if not causal else distance >= 0
@@ -70,7 +72,11 @@ def attention_weights(q: Any, k: Any, scale: float, causal: bool = False, mask: 
             allowed = allowed & (raw_mask != -np.inf)
             scores = scores + where(raw_mask != -np.inf, mask, 0.0)
     scores = where(allowed, scores, 0.0)
-    peak = amax(where(allowed, scores.detach() if hasattr(scores, "detach") else scores, float("-inf")), -1, True) if Tk else scores
+    peak = (
+        amax(where(allowed, scores.detach() if hasattr(scores, "detach") else scores, float("-inf")), -1, True)
+        if Tk
+        else scores
+    )
     peak = where(peak == float("-inf"), 0.0, peak)
     weights = where(allowed, exp(where(allowed, scores - peak, 0.0)), 0.0)
     total = sum(weights, -1, True)
@@ -105,29 +111,39 @@ def scaled_dot_product_attention(
     Source: Vaswani et al. 2017, Attention Is All You Need, equation 1; Dao et al. 2022, FlashAttention, for the tiling.
     """
     if query.ndim < 2 or query.ndim != key.ndim or key.ndim != value.ndim:
-        raise ValueError("scaled_dot_product_attention: query, key and value need the same number of axes, at least 2, got "
-                         f"shapes {query.shape}, {key.shape}, {value.shape}")
+        raise ValueError(
+            "scaled_dot_product_attention: query, key and value need the same number of axes, at least 2, got "
+            f"shapes {query.shape}, {key.shape}, {value.shape}"
+        )
     if not query.dtype == key.dtype == value.dtype:
-        raise TypeError("scaled_dot_product_attention: query, key and value must share one dtype, got "
-                        f"{query.dtype}, {key.dtype}, {value.dtype}")
+        raise TypeError(
+            "scaled_dot_product_attention: query, key and value must share one dtype, got "
+            f"{query.dtype}, {key.dtype}, {value.dtype}"
+        )
     lead = query.shape[:-2]
     q, k, v = (_four_axes(t) for t in (query, key, value))
     H, groups = q.shape[1], k.shape[1]
     fits = (q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] and k.shape[1:3] == v.shape[1:3])  # fmt: skip
     if not fits or groups == 0 or H % groups or (groups != H and not enable_gqa):
-        raise ValueError("scaled_dot_product_attention: expected query (B, H, Tq, d_k), key (B, Hkv, Tk, d_k) and value "
-                         f"(B, Hkv, Tk, d_v) with Hkv = H{' or a divisor of it' if enable_gqa else ' (else enable_gqa=True)'}, "
-                         f"got shapes {query.shape}, {key.shape}, {value.shape}")
+        raise ValueError(
+            "scaled_dot_product_attention: expected query (B, H, Tq, d_k), key (B, Hkv, Tk, d_k) and value "
+            f"(B, Hkv, Tk, d_v) with Hkv = H{' or a divisor of it' if enable_gqa else ' (else enable_gqa=True)'}, "
+            f"got shapes {query.shape}, {key.shape}, {value.shape}"
+        )
     full = (q.shape[0], H, q.shape[2], k.shape[2])
     if attn_mask is not None:
         if attn_mask.dtype != np.bool_ and attn_mask.dtype.kind != "f":
-            raise TypeError(f"scaled_dot_product_attention: the mask must be bool or float, got dtype {attn_mask.dtype}")
+            raise TypeError(
+                f"scaled_dot_product_attention: the mask must be bool or float, got dtype {attn_mask.dtype}"
+            )
         try:
             fits = np.broadcast_shapes(attn_mask.shape, (*lead, *full[2:])) == (*lead, *full[2:])
         except ValueError:
             fits = False
         if not fits:
-            raise ValueError(f"scaled_dot_product_attention: the mask must broadcast to {(*lead, *full[2:])}, got {attn_mask.shape}")
+            raise ValueError(
+                f"scaled_dot_product_attention: the mask must broadcast to {(*lead, *full[2:])}, got {attn_mask.shape}"
+            )
         if len(lead) != 2 and attn_mask.ndim > 2:
             attn_mask = expand(attn_mask, (*lead, *full[2:])).reshape(full) if isinstance(attn_mask, TensorBase) else (
                 np.broadcast_to(attn_mask, (*lead, *full[2:])).reshape(full))  # fmt: skip

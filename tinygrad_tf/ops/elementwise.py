@@ -188,7 +188,9 @@ def sigmoid(x: Any) -> Any:
 @primitive(x=lambda g, x: g * (2.0 / math.sqrt(math.pi)) * exp(-x * x))
 def erf(x: Any) -> Any:
     """The error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
-    return np.asarray(_erf(np.asarray(x, dtype=np.float64)), dtype=np.float64).astype(x.dtype if x.dtype.kind == "f" else np.float32)
+    return np.asarray(_erf(np.asarray(x, dtype=np.float64)), dtype=np.float64).astype(
+        x.dtype if x.dtype.kind == "f" else np.float32
+    )
 
 
 # -- comparing and choosing --------------------------------------------------------------------------------------------
@@ -230,7 +232,9 @@ def _inside(x: Any, low: Any, high: Any) -> Any:
     return inside if high is None else inside & (x <= high)
 
 
-@primitive(promote=True, a=lambda g, condition: where(condition, g, 0.0), b=lambda g, condition: where(condition, 0.0, g))
+@primitive(
+    promote=True, a=lambda g, condition: where(condition, g, 0.0), b=lambda g, condition: where(condition, 0.0, g)
+)
 def where(condition: Any, a: Any, b: Any) -> Any:
     """a where the condition is true, else b."""
     if isinstance(a, float) or isinstance(b, float):  # a Python number takes the other's dtype

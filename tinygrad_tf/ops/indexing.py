@@ -21,7 +21,9 @@ def _plain(index: Any) -> Any:
 
 def _is_basic(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
-    return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) and not isinstance(p, bool) for p in parts)
+    return all(
+        p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) and not isinstance(p, bool) for p in parts
+    )
 
 
 @primitive(x=lambda g, x_shape, index: _put(g, x_shape, index), view=True)
@@ -85,9 +87,13 @@ def take_along_dim(x: Any, indices: Any, dim: int) -> Any:
 def gather(x: Any, dim: int, index: Any) -> Any:
     """out[i][j][k] = x[index[i][j][k]][j][k] for dim 0, and so on; `index` may be smaller than x along other axes."""
     (axis,) = normalize_dims(dim, x.ndim, "gather")
-    if index.ndim != x.ndim or any(i > n for a, (i, n) in enumerate(zip(index.shape, x.shape, strict=True)) if a != axis):
-        raise ValueError(f"gather: the index must have as many axes as x and fit into it except along dim {dim}, "
-                         f"got index of shape {index.shape} for x of shape {x.shape}")
+    if index.ndim != x.ndim or any(
+        i > n for a, (i, n) in enumerate(zip(index.shape, x.shape, strict=True)) if a != axis
+    ):
+        raise ValueError(
+            f"gather: the index must have as many axes as x and fit into it except along dim {dim}, "
+            f"got index of shape {index.shape} for x of shape {x.shape}"
+        )
     _check_indices(index, x.shape[axis], "gather")
     return x[_places(index, axis)]
 

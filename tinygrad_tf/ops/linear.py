@@ -54,8 +54,10 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     Raises ValueError for shapes that do not fit and TypeError for mixed dtypes.
     """
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"linear: the last axis of x must match the last axis of weight (out, in), got x of shape {x.shape} and "
-                         f"weight of shape {weight.shape}")
+        raise ValueError(
+            f"linear: the last axis of x must match the last axis of weight (out, in), got x of shape {x.shape} and "
+            f"weight of shape {weight.shape}"
+        )
     if bias is not None and bias.shape != (weight.shape[0],):
         raise ValueError(f"linear: the bias must have shape ({weight.shape[0]},), got {bias.shape}")
     return _linear(x, weight, bias)

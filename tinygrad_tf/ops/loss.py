@@ -80,13 +80,17 @@ def cross_entropy(
     vocab = logits.shape[classes]
     rest = logits.shape[:classes] + logits.shape[classes + 1 :]
     if targets.shape != rest:
-        raise ValueError(f"cross_entropy: targets must have shape {rest} for logits of shape {logits.shape}, got {targets.shape}")
+        raise ValueError(
+            f"cross_entropy: targets must have shape {rest} for logits of shape {logits.shape}, got {targets.shape}"
+        )
     ids = np.asarray(getattr(targets, "_data", targets))
     if ids.dtype.kind not in "iu":
         raise TypeError(f"cross_entropy: targets must be integers or probabilities, got dtype {ids.dtype}")
     bad = (ids != ignore_index) & ((ids < 0) | (ids >= vocab))
     if bad.any():
-        raise IndexError(f"cross_entropy: a target must be from 0 to {vocab - 1}, or ignore_index {ignore_index}, got {ids[bad][0]}")
+        raise IndexError(
+            f"cross_entropy: a target must be from 0 to {vocab - 1}, or ignore_index {ignore_index}, got {ids[bad][0]}"
+        )
     order = (*range(classes), *range(classes + 1, logits.ndim), classes)
     rows = (logits if order == tuple(range(logits.ndim)) else logits.permute(order)).reshape((-1, vocab))
     flat = ids.reshape(-1).astype(np.int64, copy=False)
@@ -122,7 +126,9 @@ def _weighted(rows: Any, flat: Any, valid: Any, weight: Any, label_smoothing: fl
 def _soft_cross_entropy(logits: Any, targets: Any, weight: Any, reduction: str, smoothing: float, classes: int) -> Any:
     """-sum over the classes of target * log softmax(logits)."""
     if targets.shape != logits.shape:
-        raise ValueError(f"cross_entropy: probabilities must have the logits' shape {logits.shape}, got {targets.shape}")
+        raise ValueError(
+            f"cross_entropy: probabilities must have the logits' shape {logits.shape}, got {targets.shape}"
+        )
     vocab = logits.shape[classes]
     targets = targets * (1.0 - smoothing) + smoothing / vocab
     terms = targets * log_softmax(logits, classes)

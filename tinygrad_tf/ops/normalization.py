@@ -68,7 +68,7 @@ def _layer_norm_forward(x: Any, weight: Any, bias: Any, eps: float) -> Any:
 
 
 def _layer_norm_backward(g: Any, needs: Any, y: Any, saved: Any, x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    return kernels.layer_norm_backward(g, x, weight, *saved, needs)
+    return kernels.layer_norm_backward(g, x, weight, saved[0], saved[1], needs)
 
 
 @fused("x", "weight", "bias", forward=_layer_norm_forward, backward=_layer_norm_backward)

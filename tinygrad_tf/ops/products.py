@@ -39,10 +39,14 @@ def matmul(a: Any, b: Any) -> Any:
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError(f"matmul: both arguments need at least one axis, got shapes {a.shape} and {b.shape}")
     if a.dtype != b.dtype:
-        raise TypeError(f"matmul: the arguments must share one dtype, got {a.dtype} and {b.dtype}; convert with .to(dtype)")
+        raise TypeError(
+            f"matmul: the arguments must share one dtype, got {a.dtype} and {b.dtype}; convert with .to(dtype)"
+        )
     if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
-        raise ValueError(f"matmul: the last axis of a must match the {'second to last' if b.ndim > 1 else 'only'} axis of b, "
-                         f"got shapes {a.shape} and {b.shape}")
+        raise ValueError(
+            f"matmul: the last axis of a must match the {'second to last' if b.ndim > 1 else 'only'} axis of b, "
+            f"got shapes {a.shape} and {b.shape}"
+        )
     left = a.reshape((1, a.shape[0])) if a.ndim == 1 else a
     right = b.reshape((b.shape[0], 1)) if b.ndim == 1 else b
     if right.ndim == 2 and left.ndim > 2:  # one matrix for the whole batch: one large product
