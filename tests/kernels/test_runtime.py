@@ -1,0 +1,114 @@
+"""The kernels' surroundings: cache folders, threads, forks, and the number of things compiled."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tinygrad_tf as tg
+from tinygrad_tf.kernels import activation, runtime
+from tinygrad_tf.nn import functional as F
+
+PROGRAM = """
+import numba
+before = dict(vars(numba.config))
+import numpy as np, tinygrad_tf as tg
+from tinygrad_tf.kernels import runtime
+assert runtime._folder is None, "importing must compile nothing"
+def double(a, out, n):
+    for t in numba.prange(n):
+        out[t] = 2 * a[t]
+double = runtime.kernel(double)
+out = np.zeros(3)
+double(np.ones(3), out, 3)
+assert out.tolist() == [2, 2, 2]
+print("FOLDER", runtime.cache_folder())
+"""
+
+
+def run(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PROGRAM], env={**os.environ, **environment}, capture_output=True, text=True,
+                          timeout=120)  # fmt: skip
+
+
+def test_bc64_cache_folder_that_is_a_file(tmp_path: Path) -> None:
+    """BC-64: no writable cache: a warning, and everything works."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    done = run(TINYGRAD_TF_CACHE_DIR=str(blocked))
+    assert done.returncode == 0, done.stderr
+    assert "cannot write its kernel cache" in done.stderr and str(blocked) not in done.stdout
+
+
+def test_bc64_cache_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
+    """BC-64: a new folder is made."""
+    done = run(TINYGRAD_TF_CACHE_DIR=str(tmp_path / "a" / "b"))
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "a" / "b") in done.stdout and "cannot write" not in done.stderr
+
+
+def test_bc63_fork_after_a_kernel_ran() -> None:
+    """BC-63: the child of a process whose kernels have run neither hangs nor dies."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("no fork on this platform")
+    x = np.linspace(-3, 3, 100000, dtype=np.float32)
+    expected = activation.silu(x)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            right = np.allclose(activation.silu(x), expected, atol=1e-6)
+            os.write(writer, b"right" if right else b"wrong")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        assert answer.read() == b"right"
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_bc68_one_signature_for_each_dtype() -> None:
+    """BC-68: neither layout, size, nor read-only memory makes numba compile again."""
+    base = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    frozen = base.copy()
+    frozen.flags.writeable = False
+
+    def work(a: Any) -> None:
+        x = tg.from_numpy(a).requires_grad_()
+        F.silu(tg.softmax(x, -1)).sum().backward()
+
+    def compiled() -> dict[str, int]:
+        from tinygrad_tf.kernels import normalization
+
+        kernels = {f"{m.__name__}.{k}": v for m in (activation, normalization) for k, v in vars(m).items()
+                   if isinstance(v, runtime.Kernel)}  # fmt: skip
+        return {k: len(v.compiled.signatures) for k, v in kernels.items() if v.compiled is not None}
+
+    work(base)
+    before = compiled()
+    for a in (base.T, base[::2, ::-1], frozen, base[:5], base[:0], np.broadcast_to(base[0], (4, 6)), base[:1]):
+        work(a)
+    assert compiled() == before
+    assert before and all(n <= 2 for n in before.values())
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True, "2"])
+def test_bad_thread_numbers(bad: Any) -> None:
+    with pytest.raises(ValueError, match="set_num_threads"):
+        tg.set_num_threads(bad)
+
+
+def test_contiguous_copies_only_when_it_must() -> None:
+    a = np.ones((2, 3))
+    assert runtime.contiguous(a) is a
+    for b in (a.T, a[:, ::2], np.broadcast_to(a[0], (2, 3)), a.astype(">f8")):
+        c = runtime.contiguous(b)
+        assert c.flags.carray and c.dtype.isnative and (c == b).all()
+    assert runtime.contiguous(a, np.float32).dtype == np.float32
