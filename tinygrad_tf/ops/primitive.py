@@ -182,15 +182,16 @@ class Primitive(_Callable):
 
     def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> list[Any]:
         def open_(value: Any) -> Any:
-            if isinstance(value, list):
-                return [open_(v) for v in value]
             if not isinstance(value, Saved):
                 return value
             if not create_graph:
                 return value.array(self)
             return graph.at_edge(value.array(self), (node, 0)) if value.edge == "self" else value.tensor(self)
 
-        opened = {name: open_(value) for name, value in node.saved.items()}
+        opened = {  # open_ does not call itself: such a function is a reference cycle, and would keep the node alive
+            name: [open_(v) for v in value] if isinstance(value, list) else open_(value)
+            for name, value in node.saved.items()
+        }
         results: list[Any] = []
         for i, needed in enumerate(needs):
             rule, names = self.rules[0 if self.variadic else i]
