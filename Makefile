@@ -17,7 +17,7 @@ demo: .venv/train
 	@echo "The picture of the loss: runs/demo/loss.png"
 
 test: .venv/test
-	$(BIN)/python -m pytest -n 2 tests --ignore=tests/parity
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 tests --ignore=tests/parity
 
 .venv/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and none was found" >&2; exit 1; }

@@ -338,12 +338,12 @@ class Module:
         arrays = [target._data for target, _ in targets.values()]
         # a value that lies in this module's own memory would change under the writing
         sources = [(t, a.copy() if any(np.may_share_memory(a, b) for b in arrays) else a) for t, a in targets.values()]
-        for target, array in sources:
-            if target._data.flags.writeable:
-                np.copyto(target._data, array, casting="same_kind")
-                target._bump()
+        for tensor, values in sources:
+            if tensor._data.flags.writeable:
+                np.copyto(tensor._data, values, casting="same_kind")
+                tensor._bump()
             else:
-                _set_data(target, np.array(array, dtype=target._data.dtype))
+                _set_data(tensor, np.array(values, dtype=tensor._data.dtype))
 
     # -- changing ------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinygrad_tf.nn import functional as F
 
 import tinygrad_tf as tg
+from tinygrad_tf.nn import functional as F
 
 
 class Polar(tg.Function):

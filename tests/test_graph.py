@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinygrad_tf.nn import functional as F
 
 import tinygrad_tf as tg
 from tinygrad_tf import graph
+from tinygrad_tf.nn import functional as F
 
 
 def leaf(*values: float) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinygrad_tf.nn import functional as F
 
 import tinygrad_tf as tg
 from tinygrad_tf.kernels import activation, runtime
+from tinygrad_tf.nn import functional as F
 
 PROGRAM = """
 import numba

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinygrad_tf.nn import functional as F
 
 import tinygrad_tf as tg
+from tinygrad_tf.nn import functional as F
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -9,10 +9,10 @@ import time
 
 import numpy as np
 import pytest
-from tinygrad_tf.nn import functional as F
 
 import tinygrad_tf as tg
 from tinygrad_tf import data, nn, training
+from tinygrad_tf.nn import functional as F
 from tinygrad_tf.training import checkpoints
 
 V = 7

@@ -44,7 +44,8 @@ class _Moments(Optimizer):
             for column, array in zip(lists, row, strict=True):
                 column.append(array)
         for (_, step), lists in calls.items():
-            kernels.adamw(*lists, lr, beta1, beta2, eps, self._decay(decay), step)
+            params, grads, firsts, seconds = lists
+            kernels.adamw(params, grads, firsts, seconds, lr, beta1, beta2, eps, self._decay(decay), step)
         for p, target in copies:
             p._data[...] = target
 

@@ -173,7 +173,8 @@ class Optimizer:
         loaded: dict[int, dict[str, Any]] = {}
         for key, entries in state["state"].items():
             p = self._order[int(key)]
-            loaded[int(key)] = entry = {}
+            entry: dict[str, Any] = {}
+            loaded[int(key)] = entry
             for name, value in entries.items():
                 if isinstance(value, (int, np.integer)):
                     entry[name] = int(value)
