@@ -9,184 +9,20 @@ visited, everything that used its outputs has been visited before, and its gradi
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import heapq
-import inspect
 import itertools
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Function_ = TypeVar("Function_", bound=Callable[..., Any])
+from .modes import Array, Mode, _anomaly, _grad_enabled, _packer, _records, _reference
 
-# -- modes -------------------------------------------------------------------------------------------------------------
+from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference  # fmt: skip  # isort: skip
+from .recording import Record, check_finite, record, user_line
 
-_grad_enabled: ContextVar[bool] = ContextVar("grad_enabled", default=True)
-_reference: ContextVar[bool] = ContextVar("reference", default=False)
-_anomaly: ContextVar[bool] = ContextVar("anomaly", default=False)
-_records: ContextVar[list[Record] | None] = ContextVar("records", default=None)
-_packer: ContextVar[Callable[[Array], Callable[[], Array] | None] | None] = ContextVar("packer", default=None)
-
-
-class Mode(contextlib.ContextDecorator):
-    """Sets a context variable inside a `with` block, or inside a decorated function; a generator function's every step."""
-
-    def __init__(self, variable: ContextVar[Any], value: Any):
-        self._variable, self._value = variable, value
-        self._tokens: list[Any] = []
-
-    def __enter__(self) -> Any:
-        self._tokens.append(self._variable.set(self._value))
-        return self._value
-
-    def __exit__(self, *_: object) -> None:
-        self._variable.reset(self._tokens.pop())
-
-    def _recreate_cm(self) -> Mode:
-        return Mode(self._variable, self._value)
-
-    def __call__(self, function: Function_) -> Function_:
-        if not inspect.isgeneratorfunction(function):
-            return super().__call__(function)
-
-        @functools.wraps(function)
-        def stepwise(*args: Any, **kwargs: Any) -> Any:
-            with self._recreate_cm():
-                generator = function(*args, **kwargs)
-            step: Callable[[], Any] = functools.partial(next, generator)
-            while True:
-                with self._recreate_cm():
-                    try:
-                        value = step()
-                    except StopIteration as stop:
-                        return stop.value
-                try:
-                    sent = yield value
-                    step = functools.partial(generator.send, sent)
-                except GeneratorExit:
-                    generator.close()
-                    raise
-                except BaseException as error:
-                    step = functools.partial(generator.throw, error)
-
-        return cast(Function_, stepwise)
-
-
-def no_grad() -> Mode:
-    """Nothing is recorded inside: `with tg.no_grad():`, or `@tg.no_grad()` on a function or generator function.
-
-    >>> import tinygrad_tf as tg
-    >>> x = tg.ones(2, requires_grad=True)
-    >>> with tg.no_grad():
-    ...     y = x * 2
-    >>> y.requires_grad
-    False
-    """
-    return Mode(_grad_enabled, False)
-
-
-def enable_grad() -> Mode:
-    """Operations are recorded inside, also within `no_grad`."""
-    return Mode(_grad_enabled, True)
-
-
-def is_grad_enabled() -> bool:
-    """Whether operations are recorded now, in this thread and context."""
-    return _grad_enabled.get()
-
-
-def reference() -> Mode:
-    """Inside, fused operations run as their plain definitions, made of primitives, instead of their kernels.
-
-    A user who doubts a number can compute it both ways. What counts is the mode at the forward.
-
-    >>> import tinygrad_tf as tg
-    >>> x = tg.tensor([1.0, 2.0, 3.0])
-    >>> with tg.reference():
-    ...     y = tg.softmax(x, -1)
-    >>> bool(abs(y - tg.softmax(x, -1)).max() < 1e-6)
-    True
-    """
-    return Mode(_reference, True)
-
-
-def detect_anomaly() -> Mode:
-    """Inside, the first operation that turns finite numbers into NaN or Inf, forward or backward, raises FloatingPointError.
-
-    The error names the operation and the user's source line. An operation that is given an Inf on purpose (a mask of
-    -inf) is passed over. Costs a pass over every result.
-    """
-    return Mode(_anomaly, True)
-
-
-# -- recording ---------------------------------------------------------------------------------------------------------
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
-_ROOMS = tuple(os.path.join(os.path.dirname(_PACKAGE), room) + os.sep for room in ("nn", "models"))
-
-
-class Record:
-    """One operation that ran inside `record()`: its name, arguments, output, node and the user's source line."""
-
-    def __init__(self, op: Op, args: Sequence[Any], output: Any, line: str):
-        self.op, self.args, self.output, self.line = op, tuple(args), output, line
-
-    def __repr__(self) -> str:
-        return f"Record({self.op.name} at {self.line})"
-
-
-@contextlib.contextmanager
-def record() -> Iterator[list[Record]]:
-    """Collects a `Record` of every operation on Tensors that runs inside.
-
-    >>> import tinygrad_tf as tg
-    >>> from tinygrad_tf import graph
-    >>> with graph.record() as records:
-    ...     y = tg.exp(tg.ones(2)) * 2
-    >>> [r.op.name for r in records]
-    ['exp', 'mul']
-    """
-    records: list[Record] = []
-    token = _records.set(records)
-    try:
-        yield records
-    finally:
-        _records.reset(token)
-
-
-def user_line() -> str:
-    """`file:line` of the nearest caller outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_PACKAGE + os.sep, *_ROOMS)) and not file.startswith("<frozen"):
-            break
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _check_finite(name: str, outputs: Sequence[Any], inputs: Sequence[Any], line: str, where: str) -> None:
-    """Raise FloatingPointError if an output holds NaN or Inf although every input is finite."""
-
-    def finite(a: Any) -> bool:
-        if isinstance(a, (list, tuple)):
-            return all(finite(x) for x in a)
-        a = a._data if isinstance(a, TensorBase) else a
-        is_number = isinstance(a, (float, np.floating)) or (isinstance(a, np.ndarray) and a.dtype.kind == "f")
-        return not is_number or bool(np.isfinite(a).all())
-
-    if not finite(list(outputs)) and finite(list(inputs)):
-        kind = "NaN" if any(o is not None and np.isnan(_raw(o)).any() for o in outputs) else "Inf"
-        raise FloatingPointError(
-            f"{where} of {name} gave {kind} from finite numbers; the operation was called at {line}"
-        )
-
+# What a user of the engine's inside finds here, beside what is defined below.
+MODES = (Mode, Record, record, _reference, detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference)
 
 # -- tensors as the graph sees them ------------------------------------------------------------------------------------
 
@@ -348,7 +184,7 @@ def finish(op: Op, node: Node | None, args: Sequence[Any], outputs: Sequence[Arr
             tensor._requires_grad, tensor._node, tensor._index = True, node, index
         results.append(tensor)
     if _anomaly.get():
-        _check_finite(op.name, outputs, args, user_line(), "the forward")
+        check_finite(op.name, outputs, args, user_line(), "the forward")
     records = _records.get()
     if records is not None:
         records.append(Record(op, args, results[0] if len(results) == 1 else results, user_line()))
@@ -500,7 +336,7 @@ def run_backward(
             )
             results = node.op.gradients(node, grads, needs, create_graph)
             if _anomaly.get():
-                _check_finite(node.op.name, [r for r in results if r is not None], grads, node.line, "the backward")
+                check_finite(node.op.name, [r for r in results if r is not None], grads, node.line, "the backward")
             for edge, needed, meta, result in zip(node.edges, needs, node.metas, results, strict=True):
                 if needed and result is not None:
                     deliver(edge, *_fit(node, result, meta, grads))

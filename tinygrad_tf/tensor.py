@@ -9,7 +9,7 @@ import numpy as np
 
 from . import graph
 from .graph import Array, TensorBase
-from .ops import elementwise, indexing, normalization, products, reductions, shape
+from .ops import comparison, elementwise, indexing, normalization, products, reductions, shape
 
 
 def _any_operator(self: Any, other: Any) -> Any: ...
@@ -57,9 +57,6 @@ class Tensor(TensorBase):
 
     def numel(self) -> int:
         return int(self._data.size)
-
-    def element_size(self) -> int:
-        return self._data.itemsize
 
     @property
     def requires_grad(self) -> bool:
@@ -236,9 +233,6 @@ class Tensor(TensorBase):
     def long(self) -> Tensor:
         return self.to(np.int64)
 
-    def int(self) -> Tensor:
-        return self.to(np.int64)
-
     def bool(self) -> Tensor:
         return self.to(np.bool_)
 
@@ -251,9 +245,6 @@ class Tensor(TensorBase):
     def contiguous(self) -> Tensor:
         """Itself if its memory is C-contiguous, else a copy that is."""
         return self if self._data.flags.c_contiguous else elementwise.clone(self)
-
-    def cpu(self) -> Tensor:
-        return self
 
     def type_as(self, other: Tensor) -> Tensor:
         return self.to(other.dtype)
@@ -325,7 +316,7 @@ class Tensor(TensorBase):
         return elementwise.abs(self)
 
     def __invert__(self) -> Any:
-        return elementwise.logical_not(self)
+        return comparison.logical_not(self)
 
     def zero_(self) -> Tensor:
         return self.fill_(0)
@@ -381,13 +372,13 @@ def _matmul(a: Any, b: Any) -> Any:
 for _symbol, _function in {
     "add": elementwise.add, "sub": elementwise.sub, "mul": elementwise.mul, "truediv": elementwise.div,
     "floordiv": elementwise.floor_divide, "mod": elementwise.remainder, "pow": elementwise.pow, "matmul": _matmul,
-    "and": elementwise.bitwise_and, "or": elementwise.bitwise_or, "xor": elementwise.bitwise_xor,
+    "and": comparison.bitwise_and, "or": comparison.bitwise_or, "xor": comparison.bitwise_xor,
 }.items():  # fmt: skip
     setattr(Tensor, f"__{_symbol}__", _operator(_function))
     setattr(Tensor, f"__r{_symbol}__", _operator(_function, swapped=True))
     setattr(Tensor, f"__i{_symbol}__", _in_place_operator(_function, f"{_symbol} in place"))
 for _symbol in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Tensor, f"__{_symbol}__", _operator(getattr(elementwise, _symbol)))
+    setattr(Tensor, f"__{_symbol}__", _operator(getattr(comparison, _symbol)))
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign, assignment]
 
 # Every operation whose first argument is a tensor is a method too, under the same name.
@@ -395,8 +386,9 @@ METHODS: dict[str, Any] = {
     name: getattr(module, name)
     for module, names in {
         elementwise: "clone add sub mul div floor_divide remainder pow neg reciprocal square sqrt rsqrt abs sign exp expm1 log "
-        "log1p sin cos tanh sigmoid erf relu maximum minimum clamp masked_fill eq ne lt le gt ge logical_and logical_or "
-        "logical_not bitwise_and bitwise_or bitwise_xor isnan isinf isfinite floor ceil round",
+        "log1p sin cos tanh sigmoid erf relu maximum minimum clamp masked_fill",
+        comparison: "eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_xor isnan isinf "
+        "isfinite floor ceil round",
         reductions: "sum mean var std norm amax amin argmax argmin max min any all cumsum flip prod logsumexp broadcast_to",
         shape: "reshape permute transpose squeeze unsqueeze flatten expand narrow split chunk unbind tril triu",
         indexing: "gather take_along_dim",

@@ -43,6 +43,8 @@ def _along(operation: Any, x: Any, dim: int, name: str) -> Any:
     axes = normalize_dims(dim, x.ndim, name)
     if x.ndim == 0:
         return operation(x.reshape((1,))).reshape(())
+    if 0 in x.shape:
+        return x * 1.0
     (axis,) = axes
     return operation(x) if axis == x.ndim - 1 else transpose(operation(transpose(x, axis, -1)), axis, -1)
 

@@ -1,0 +1,104 @@
+"""The cache of keys and values that makes generation cheap."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tinygrad_tf as tg
+
+from ..graph import Array
+
+
+class LayerCache:
+    """The keys and values of one layer's past: buffers that grow up to `max_len`, of which `length` rows are valid."""
+
+    def __init__(self, max_len: int):
+        self.max_len = max_len
+        self.length = 0
+        self._keys: Array | None = None  # (B, Hkv, capacity, d_k)
+        self._values: Array | None = None  # (B, Hkv, capacity, d_v)
+
+    def append(self, k: tg.Tensor, v: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+        """Add k, v (B, Hkv, T, d) and give all so far, (B, Hkv, length, d).
+
+        Raises:
+            ValueError: there is no room for them, or they do not fit the batch, heads or dtype of those before.
+        """
+        end = self.length + k.shape[2]
+        if end > self.max_len:
+            raise ValueError(
+                f"KVCache({self.max_len}): holds {self.length} positions, there is no room for {k.shape[2]} more"
+            )
+        self._keys = self._room(self._keys, k._data, end)
+        self._values = self._room(self._values, v._data, end)
+        self._keys[:, :, self.length : end] = k._data
+        self._values[:, :, self.length : end] = v._data
+        self.length = end
+        return tg.Tensor(self._keys[:, :, :end]), tg.Tensor(self._values[:, :, :end])
+
+    def _room(self, buffer: Array | None, new: Array, end: int) -> Array:
+        """A buffer with room for `end` rows: zero-filled, so that no stray NaN stands behind the valid rows."""
+        batch, heads, _, width = new.shape
+        if buffer is not None and self.length > 0:
+            had = (buffer.shape[0], buffer.shape[1], buffer.shape[3], buffer.dtype)
+            if had != (batch, heads, width, new.dtype):
+                raise ValueError(
+                    f"KVCache({self.max_len}): holds (batch, heads, width, dtype) {had}, "
+                    f"got {(batch, heads, width, new.dtype)}"
+                )
+            if buffer.shape[2] >= end:
+                return buffer
+        capacity = min(self.max_len, max(64, 2 * end))
+        grown = np.zeros((batch, heads, capacity, width), dtype=new.dtype)
+        if buffer is not None and self.length > 0:
+            grown[:, :, : self.length] = buffer[:, :, : self.length]
+        return grown
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` positions."""
+        self.length = min(self.length, length)
+
+
+class KVCache:
+    """The keys and values that a model's attention layers have seen; `cache[i]` is the part of layer i.
+
+    Args:
+        max_len: how many positions it may hold.
+        n_layers: how many attention layers share it (default 1).
+
+    A call with a cache records no gradients: it keeps values, not their history.
+
+    >>> import tinygrad_tf as tg
+    >>> from tinygrad_tf import nn
+    >>> mha, cache = nn.MultiHeadAttention(8, 2, causal=True), nn.KVCache(16)
+    >>> y = mha(tg.ones(1, 3, 8), cache=cache)
+    >>> y = mha(tg.ones(1, 1, 8), cache=cache)
+    >>> cache.length
+    4
+    """
+
+    def __init__(self, max_len: int, n_layers: int = 1):
+        if max_len < 1 or n_layers < 1:
+            raise ValueError(f"KVCache({max_len}, {n_layers}): both must be at least 1")
+        self.max_len = max_len
+        self.layers = [LayerCache(max_len) for _ in range(n_layers)]
+
+    @property
+    def length(self) -> int:
+        """How many positions every layer holds."""
+        return min(layer.length for layer in self.layers)
+
+    def __getitem__(self, index: int) -> LayerCache:
+        return self.layers[index]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` positions."""
+        for layer in self.layers:
+            layer.truncate(length)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.truncate(0)
