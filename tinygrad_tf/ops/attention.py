@@ -11,7 +11,7 @@ from .. import rng
 from ..graph import TensorBase
 from ..kernels import attention as kernels
 from ..kernels import rotary as rotary_kernels
-from .elementwise import exp, where
+from .elementwise import constant, exp, where
 from .primitive import fused
 from .products import matmul
 from .reductions import amax, sum
@@ -72,11 +72,7 @@ def attention_weights(q: Any, k: Any, scale: float, causal: bool = False, mask: 
             allowed = allowed & (raw_mask != -np.inf)
             scores = scores + where(raw_mask != -np.inf, mask, 0.0)
     scores = where(allowed, scores, 0.0)
-    peak = (
-        amax(where(allowed, scores.detach() if hasattr(scores, "detach") else scores, float("-inf")), -1, True)
-        if Tk
-        else scores
-    )
+    peak = amax(where(allowed, constant(scores), float("-inf")), -1, True) if Tk else scores
     peak = where(peak == float("-inf"), 0.0, peak)
     weights = where(allowed, exp(where(allowed, scores - peak, 0.0)), 0.0)
     total = sum(weights, -1, True)

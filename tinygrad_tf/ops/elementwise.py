@@ -25,6 +25,11 @@ def clone(x: Any) -> Any:
     return x.copy()
 
 
+def constant(x: Any) -> Any:
+    """x outside the graph: a Tensor's value, or the ndarray itself."""
+    return x.detach() if hasattr(x, "detach") else x
+
+
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..kernels import embedding as kernels
-from .elementwise import where
+from .elementwise import constant, where
 from .indexing import getitem
 from .primitive import fused
 
@@ -25,7 +25,7 @@ def _embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
     if padding_idx is None:
         return rows
     padding = (ids == padding_idx).reshape((*ids.shape, 1))
-    return where(padding, rows.detach() if hasattr(rows, "detach") else rows, rows)
+    return where(padding, constant(rows), rows)
 
 
 _embedding.name = "embedding"

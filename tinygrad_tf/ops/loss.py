@@ -96,7 +96,7 @@ def cross_entropy(
     flat = ids.reshape(-1).astype(np.int64, copy=False)
     valid = flat != ignore_index
     if weight is None:
-        losses = _token_losses(rows, _like(flat, logits), ignore_index, float(label_smoothing))
+        losses = _token_losses(rows, flat, ignore_index, float(label_smoothing))
         total: Any = int(valid.sum())
     else:
         losses = _weighted(rows, flat, valid, weight, label_smoothing)
@@ -105,10 +105,6 @@ def cross_entropy(
         return losses.reshape(rest)
     summed = sum(losses)
     return summed / (total if weight is not None else max(total, 1)) if reduction == "mean" else summed
-
-
-def _like(ids: Any, logits: Any) -> Any:
-    return type(logits)(ids) if hasattr(logits, "_data") and type(logits).__name__ == "Tensor" else ids
 
 
 def _weighted(rows: Any, flat: Any, valid: Any, weight: Any, label_smoothing: float) -> Any:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..kernels import normalization as kernels
-from .elementwise import exp, log, rsqrt
+from .elementwise import constant, exp, log, rsqrt
 from .primitive import fused, normalize_dims
 from .reductions import amax, mean, sum
 from .shape import transpose
-
-
-def _constant(x: Any) -> Any:
-    return x.detach() if hasattr(x, "detach") else x
 
 
 @fused(
@@ -21,7 +17,7 @@ def _constant(x: Any) -> Any:
     backward=lambda g, needs, y, saved, x: [kernels.softmax_backward(g, y)],
 )
 def _softmax(x: Any) -> Any:
-    e = exp(x - _constant(amax(x, -1, True)))
+    e = exp(x - constant(amax(x, -1, True)))
     return e / sum(e, -1, True)
 
 
@@ -31,7 +27,7 @@ def _softmax(x: Any) -> Any:
     backward=lambda g, needs, y, saved, x: [kernels.log_softmax_backward(g, y)],
 )
 def _log_softmax(x: Any) -> Any:
-    shifted = x - _constant(amax(x, -1, True))
+    shifted = x - constant(amax(x, -1, True))
     return shifted - log(sum(exp(shifted), -1, True))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .elementwise import abs, exp, log, maximum, sqrt, where
+from .elementwise import abs, constant, exp, log, maximum, sqrt, where
 from .primitive import normalize_dims, primitive
 
 
@@ -205,7 +205,7 @@ def _others(x: Any, dim: int) -> Any:
 
 def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
     """log(sum(exp(x))) over `dim`, safe from overflow; all -inf gives -inf with zero gradient."""
-    peak = amax(x.detach() if hasattr(x, "detach") else x, dim, True)
+    peak = amax(constant(x), dim, True)
     peak = where(abs(peak) == float("inf"), 0.0, peak)
     total = sum(exp(x - peak), dim, True)
     out = where(total == 0, float("-inf"), log(where(total == 0, 1.0, total)) + peak)
