@@ -14,15 +14,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import types
 from numpy.lib.stride_tricks import as_strided
 
-from .philox import philox_block
-from .runtime import FASTMATH, kernel, tasks
-from .vector_tile import PANEL_BYTES, block_1_add, block_1_new, block_4_add, block_4_new, keep_apart, row_exp, row_max
-
-# As runtime's `device`, without the wrappers for callers outside, which would be optimised again at every level.
-device = njit(fastmath=FASTMATH, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+from .random import philox
+from .runtime import device, kernel, routine, share, tasks
+from .vector_tile import PANEL_BYTES, block_1_add, block_1_new, block_4_add, block_4_new, row_exp, row_max
 
 TILE = 64  # queries and keys per tile
 SMALL = 2  # up to so many queries, plain dot products beat packing the keys
@@ -31,8 +28,8 @@ FAR = 1 << 40  # the diagonal's place when there is no causal mask
 # The places in `geometry`.
 B, H, HKV, TQ, TK, DK, DV = range(7)
 Q, K, V, G, O = 7, 10, 13, 16, 19  # three strides each: batch, head, position  # noqa: E741
-MASK_KIND, MASK, CAUSAL, SLOPES, DROPOUT, KEY_LO, KEY_HI, CALL = 22, 23, 27, 28, 29, 30, 31, 32
-GEOMETRY_SIZE = 33
+MASK_KIND, MASK, CAUSAL, SLOPES, DROPOUT, KEY, CALL = 22, 23, 27, 28, 29, 30, 31
+GEOMETRY_SIZE = 32
 NO_MASK, BOOL_MASK, FLOAT_MASK = range(3)
 
 
@@ -52,9 +49,8 @@ def _last_row(i, m):
     return i - i % 4 + 3 if i < m - m % 4 else i
 
 
-@device
+@routine()
 def _fill(a, at, n, value):
-    keep_apart()
     part = a[at : at + n]
     for i in range(n):
         part[i] = value
@@ -68,10 +64,9 @@ def _copy(source, source_at, target, target_at, n, factor):
         to[i] = part[i] * factor
 
 
-@device
+@routine()
 def _scores(shift, a, a_row, b, b_at, b_row, c, c_row, m, n, depth):
     """C = A B, except the panels that lie wholly right of the diagonal (column > row + shift)."""
-    keep_apart()
     width = PANEL_BYTES // c.itemsize
     full = m - m % 4
     for column in range(0, n, width):
@@ -83,10 +78,9 @@ def _scores(shift, a, a_row, b, b_at, b_row, c, c_row, m, n, depth):
                 block_1_new(a, r * a_row, a_row, 1, b, b_at + column, b_row, c, r * c_row + column, c_row, depth)
 
 
-@device
+@routine()
 def _accumulate(shift, keys_are_rows, a, a_row, a_column, b, b_at, b_row, c, c_at, c_row, m, n, depth):
     """C += A B with A zero above the diagonal; its rows are queries, or keys (then A is read transposed)."""
-    keep_apart()
     width = PANEL_BYTES // c.itemsize
     full = m - m % 4
     for column in range(0, n, width):
@@ -124,10 +118,9 @@ def _accumulate(shift, keys_are_rows, a, a_row, a_column, b, b_at, b_row, c, c_a
             )
 
 
-@device
+@routine()
 def _pack_rows(source, at, stride, n, d, factor, target, target_at, padded):
     """target[i, :d] = factor * source[i, :d], zero up to `padded`."""
-    keep_apart()
     for i in range(n):
         row = source[at + i * stride : at + i * stride + d]
         to = target[target_at + i * padded : target_at + (i + 1) * padded]
@@ -137,10 +130,9 @@ def _pack_rows(source, at, stride, n, d, factor, target, target_at, padded):
             to[c] = 0
 
 
-@device
+@routine()
 def _pack_columns(source, at, stride, n, d, target, target_at):
     """target[c, i] = source[i, c], rows of TILE, zero from n on."""
-    keep_apart()
     for i in range(n):
         row = source[at + i * stride : at + i * stride + d]
         to = target[target_at + i : target_at + d * TILE]
@@ -152,13 +144,12 @@ def _pack_columns(source, at, stride, n, d, target, target_at):
                 target[target_at + c * TILE + i] = 0
 
 
-@device
+@routine(types.intp)
 def _clear_broken_rows(rows, at, n, padded, broken, broken_at):
     """Zero the rows that hold NaN or inf, mark them, and count them.
 
     Such a key may be behind the mask, where its weight 0 times NaN must not count; where allowed, it is added apart.
     """
-    keep_apart()
     count = 0
     for i in range(n):
         row = rows[at + i * padded : at + (i + 1) * padded]
@@ -178,26 +169,24 @@ def _mask_at(geometry, b, h, i):
     return b * geometry[MASK] + h * geometry[MASK + 1] + i * geometry[MASK + 2]
 
 
-@device
+@routine(types.intp)
 def _may_attend(geometry, mask_bytes, mask_values, b, h, i, j):
-    keep_apart()
     if geometry[CAUSAL] and j > i + geometry[TK] - geometry[TQ]:
-        return False
+        return 0
     at = _mask_at(geometry, b, h, i) + j * geometry[MASK + 3]
     if geometry[MASK_KIND] == BOOL_MASK:
-        return mask_bytes[at] != 0
+        return np.intp(mask_bytes[at] != 0)
     if geometry[MASK_KIND] == FLOAT_MASK:
-        return mask_values[at] != -np.inf
-    return True
+        return np.intp(mask_values[at] != -np.inf)
+    return 1
 
 
-@device
+@routine()
 def _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, j0, row, allowed):
     """Mask and ALiBi on one row of scores: keys j0 .. j0 + allowed; -inf beyond, and where attending is forbidden.
 
     Forbidden scores are replaced, not added to, since they may be NaN.
     """
-    keep_apart()
     step = geometry[MASK + 3]
     at = _mask_at(geometry, b, h, i) + j0 * step
     if geometry[MASK_KIND] == BOOL_MASK:
@@ -216,26 +205,26 @@ def _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, j0, row, allow
         row[j] = -np.inf
 
 
-@device
+@routine(types.intp)
 def _dropout_row(geometry, p, b, h, i, j0, n, keep):
     """keep[o + j] = 1 / (1 - p) or 0 for keys j0 .. j0 + n of one row; returns o."""
-    keep_apart()
     first = ((np.uint64(b) * geometry[H] + h) * geometry[TQ] + i) * geometry[TK] + j0
     first = np.uint64(first)
     block = first >> np.uint64(2)
     offset = np.int64(first & np.uint64(3))
+    key, call = np.uint64(geometry[KEY]), np.uint64(geometry[CALL])
     zero = keep.dtype.type(0)
     factor = keep.dtype.type(1 / (1 - p)) if p < 1 else zero
     for w in range((offset + n + 3) // 4):
-        c0, c1, c2, c3 = philox_block(block + np.uint64(w), geometry[CALL], geometry[KEY_LO], geometry[KEY_HI])
-        keep[4 * w] = factor if (c0 >> np.uint32(8)) * 2.0**-24 >= p else zero
-        keep[4 * w + 1] = factor if (c1 >> np.uint32(8)) * 2.0**-24 >= p else zero
-        keep[4 * w + 2] = factor if (c2 >> np.uint32(8)) * 2.0**-24 >= p else zero
-        keep[4 * w + 3] = factor if (c3 >> np.uint32(8)) * 2.0**-24 >= p else zero
+        c0, c1, c2, c3 = philox(block + np.uint64(w), call, key)
+        keep[4 * w] = factor if (c0 >> np.uint64(8)) * 2.0**-24 >= p else zero
+        keep[4 * w + 1] = factor if (c1 >> np.uint64(8)) * 2.0**-24 >= p else zero
+        keep[4 * w + 2] = factor if (c2 >> np.uint64(8)) * 2.0**-24 >= p else zero
+        keep[4 * w + 3] = factor if (c3 >> np.uint64(8)) * 2.0**-24 >= p else zero
     return offset
 
 
-@device
+@routine()
 def _forward_tile(
     q,
     k,
@@ -262,7 +251,6 @@ def _forward_tile(
     keep,
 ):
     """One tile of queries of one head, over all its keys."""
-    keep_apart()
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     width = PANEL_BYTES // q.itemsize
     padded = _up(dv, width)
@@ -335,10 +323,9 @@ def _forward_tile(
         lse[(b * geometry[H] + h) * length_q + i0 + i] = -np.inf if empty else highest[i] + math.log(total[i])
 
 
-@device
+@routine()
 def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, b, h, s, weights, sums, keep):
     """One head with very few queries (decoding): each row in one go, nothing packed."""
-    keep_apart()
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     kv = h // (geometry[H] // geometry[HKV])
     kind = q.dtype.type
@@ -380,10 +367,10 @@ def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, r
         lse[(b * geometry[H] + h) * length_q + i] = -np.inf if empty else best + math.log(total)
 
 
-@device
-def _forward_task(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, first, last):
-    """Tiles of queries number `first` up to `last`; the keys and values of a head are packed once for all its tiles."""
-    keep_apart()
+@kernel
+def _forward(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, units):
+    """A share of the tiles of queries; the keys and values of a head are packed once for all its tiles."""
+    first, last = share(t, n_tasks, units)
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     width = PANEL_BYTES // q.itemsize
     padded = _up(dv, width)
@@ -482,26 +469,7 @@ def _forward_task(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, 
         )
 
 
-@kernel
-def _forward(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, units, task_count):
-    for t in prange(task_count):
-        _forward_task(
-            q,
-            k,
-            v,
-            out,
-            lse,
-            mask_bytes,
-            mask_values,
-            slopes,
-            geometry,
-            reals,
-            t * units // task_count,
-            (t + 1) * units // task_count,
-        )
-
-
-@device
+@routine()
 def _backward_pair(
     k,
     lse,
@@ -531,7 +499,6 @@ def _backward_pair(
     dv_sums,
 ):
     """What one tile of queries and one tile of keys add to the three gradients."""
-    keep_apart()
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     width = PANEL_BYTES // k.itemsize
     dk_padded = _up(dk, width)
@@ -576,12 +543,12 @@ def _backward_pair(
                             dq_sums[dq_at + i * dk_padded + c] += ds[i * TILE + j] * k[at + c]
 
 
-@device
-def _backward_task(
-    g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals, first, last
+@kernel
+def _backward(
+    t, n_tasks, g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals, units
 ):
-    """Key-and-value heads number `first` up to `last`, each with its group of query heads."""
-    keep_apart()
+    """A share of the key-and-value heads, each with its group of query heads."""
+    first, last = share(t, n_tasks, units)
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     heads, kv_heads = geometry[H], geometry[HKV]
     group = heads // kv_heads
@@ -681,38 +648,12 @@ def _backward_task(
 
 
 @kernel
-def _backward(
-    g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals, units, task_count
-):
-    for t in prange(task_count):
-        _backward_task(
-            g,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            dq,
-            dk_out,
-            dv_out,
-            mask_bytes,
-            mask_values,
-            slopes,
-            geometry,
-            reals,
-            t * units // task_count,
-            (t + 1) * units // task_count,
-        )
-
-
-@kernel
-def _dropout_rows(keep_mask, geometry, p, task_count):
+def _dropout_rows(t, n_tasks, keep_mask, geometry, p):
     rows = geometry[B] * geometry[H] * geometry[TQ]
-    for t in prange(task_count):
-        keep = np.empty(geometry[TK] + 8, keep_mask.dtype)
-        for r in range(t * rows // task_count, (t + 1) * rows // task_count):
-            o = _dropout_row(geometry, p, 0, 0, r, 0, geometry[TK], keep)
-            _copy(keep, o, keep_mask, r * geometry[TK], geometry[TK], keep_mask.dtype.type(1))
+    keep = np.empty(geometry[TK] + 8, keep_mask.dtype)
+    for r in range(*share(t, n_tasks, rows)):
+        o = _dropout_row(geometry, p, 0, 0, r, 0, geometry[TK], keep)
+        _copy(keep, o, keep_mask, r * geometry[TK], geometry[TK], keep_mask.dtype.type(1))
 
 
 # -- from ndarrays to the kernels' flat arguments ----------------------------------------------------------------------
@@ -746,6 +687,11 @@ def _mask(mask: np.ndarray | None, dtype: np.dtype) -> tuple[np.ndarray, np.ndar
     return no_bytes, np.require(mask, dtype, ["C", "W", "A"]).reshape(-1), [FLOAT_MASK, *steps]
 
 
+def _signed(word: int) -> int:
+    """The bits of a 64-bit word as an int64."""
+    return (word + 2**63) % 2**64 - 2**63
+
+
 def _geometry(
     sizes: tuple[int, ...],
     strides: list[int],
@@ -764,9 +710,8 @@ def _geometry(
             causal,
             slopes is not None,
             dropout_p > 0,
-            key & 0xFFFFFFFF,
-            key >> 32 & 0xFFFFFFFF,
-            call,
+            _signed(key),
+            _signed(call),
         ],
         np.int64,
     )
@@ -827,6 +772,7 @@ def attention(
     units = batch * heads * (1 if length_q <= SMALL else -(-length_q // TILE))
     work = batch * heads * length_q * length_k * (dk + dv) // 4
     _forward(
+        min(units, tasks(work)),
         q_,
         k_,
         v_,
@@ -838,7 +784,6 @@ def attention(
         geometry,
         np.array([scale, dropout_p]),
         units,
-        min(units, tasks(work)),
     )
     return view, lse
 
@@ -887,6 +832,7 @@ def attention_backward(
         units = batch * kv_heads
         work = batch * heads * length_q * length_k * (dk + dv) // 2
         _backward(
+            min(units, tasks(work)),
             g_,
             q_,
             k_,
@@ -902,7 +848,6 @@ def attention_backward(
             geometry,
             np.array([scale, dropout_p]),
             units,
-            min(units, tasks(work)),
         )
     return dq.transpose(0, 2, 1, 3), dk_out.transpose(0, 2, 1, 3), dv_out.transpose(0, 2, 1, 3)
 
@@ -919,5 +864,5 @@ def attention_dropout_mask(
         geometry = _geometry(
             (batch, heads, heads, length_q, length_k, 0, 0), [0] * 15, [0] * 5, False, None, p, key, call
         )
-        _dropout_rows(mask.reshape(-1), geometry, p, tasks(mask.size))
+        _dropout_rows(tasks(mask.size), mask.reshape(-1), geometry, p)
     return mask

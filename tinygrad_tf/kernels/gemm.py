@@ -1,240 +1,43 @@
 """Matrix product: packed panels, a tile of C held in vector registers, threads over tiles.
 
-C is cut into tiles of MR rows by NR columns. For one tile, `_tile` walks along K: a row of a B panel is loaded (NR
-numbers, whole vectors), each of MR numbers of A is broadcast and multiplied onto it. B is packed once into panels
-(K x NR, contiguous), shared by all threads; A is packed into panels (K x MR) or read where it lies when its rows are
-contiguous and few panels of B reuse it. K is cut into blocks of at most KC, so that a panel of B stays in the L1 cache.
-A number of C is always the same sum in the same order: the K blocks depend on K alone, never on the threads.
+C is cut into tiles of MR rows by NR columns. For one tile, `tile_2` walks along K: a row of a B panel is loaded (NR
+numbers, two vectors), each of MR numbers of A is broadcast and multiplied onto it. Around it, from the inside out:
+tiles down a block of MC rows, panels across a chunk of NC columns, blocks of KC terms along K. A panel of B (KC x NR) then
+stays in the L1 cache, a block of A (MC x KC) in L2, a chunk of B (KC x NC) in L3. B is packed into panels, and A into tiles
+(KC x MR), or they are read where they lie where that is as fast. The loops are those of Goto & van de Geijn 2008,
+"Anatomy of High-Performance Matrix Multiplication", section 5.
 
-The compiled function sees addresses and strides (counted in elements), not arrays, so it has one signature per dtype:
-`like`, the scratch array, is there for its dtype.
+Every task packs what it needs for its own part of C: packing twice costs less than waiting for one another. A number
+of C is always the same sum in the same order, since the blocks depend on K alone: never on the tasks.
 """
 
 from __future__ import annotations
 
 import functools
 
-import llvmlite.binding as llvm
-import llvmlite.ir as ir
 import numpy as np
-from numba import prange, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from . import runtime
-from .runtime import device, kernel
+from .gemm_tile import (
+    MR,
+    VECTOR_BYTES,
+    copy_a,
+    copy_b,
+    get,
+    put,
+    tile_1,
+    tile_2,
+    transpose_a,
+    transpose_b,
+)
+from .runtime import device, kernel, share
 
-_features = llvm.get_host_cpu_features()
-if _features.get("avx512f"):
-    VECTOR_BYTES, MR, FMA = 64, 14, "fma"
-elif _features.get("avx2") and _features.get("fma"):
-    VECTOR_BYTES, MR, FMA = 32, 6, "fma"
-else:
-    VECTOR_BYTES, MR, FMA = 16, 4, "fmuladd"  # without an FMA unit, llvm.fma would be a call into libm
-
-KC = 256  # longest K block
+KC = 256  # terms of a block
 MC = max(1, 192 // MR) * MR  # rows of A packed at a time
-PACK_LIMIT = 1 << 22  # elements of B packed at a time
+NC = 2048  # columns of B packed at a time
 TASK_GRAIN = 1 << 17  # multiply-adds worth a thread
-BATCH_LIMIT = 1 << 22  # multiply-adds of one item from which the items of a batch are computed one after another
-
-
-# -- vector code -------------------------------------------------------------------------------------------------------
-
-
-def _vector(like):
-    single = like.dtype == types.float32
-    return ir.VectorType(ir.FloatType() if single else ir.DoubleType(), VECTOR_BYTES // (4 if single else 8))
-
-
-def _pointer(builder, vector, address, offset=None):
-    p = builder.inttoptr(address, vector.element.as_pointer())
-    return p if offset is None else builder.gep(p, [offset])
-
-
-def _load(builder, pointer, vector):
-    value = builder.load(builder.bitcast(pointer, vector.as_pointer()))
-    value.align = 4 if isinstance(vector.element, ir.FloatType) else 8
-    return value
-
-
-def _store(builder, value, pointer):
-    done = builder.store(value, builder.bitcast(pointer, value.type.as_pointer()))
-    done.align = 4 if isinstance(value.type.element, ir.FloatType) else 8
-
-
-def _shuffle(builder, a, b, lanes):
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
-
-
-def _splat(builder, scalar, vector):
-    undefined = ir.Constant(vector, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
-    return _shuffle(builder, first, undefined, [0] * vector.count)
-
-
-def _tile_product(columns):
-    """The intrinsic for MR rows by `columns` vectors: C = [C +] A @ B [+ bias] [relu], over `depth` terms.
-
-    A's element (i, k) is at a + i a_row + k a_step, B's row k at b + k b_step, C's row i at c + i c_row.
-    """
-
-    @intrinsic
-    def tile(typing, like, a, a_row, a_step, b, b_step, c, c_row, depth, add, bias, relu):
-        n = types.intp
-        signature = types.void(like, n, n, n, n, n, n, n, n, n, n, n)
-
-        def generate(context, builder, sig, args):
-            _, a_, a_row_, a_step_, b_, b_step_, c_, c_row_, depth_, add_, bias_, relu_ = args
-            vector = _vector(like)
-            integer = a_.type
-            lanes = vector.count
-            zero = ir.Constant(vector, [0.0] * lanes)
-            suffix = f"v{lanes}f{32 if isinstance(vector.element, ir.FloatType) else 64}"
-            multiply_add = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.{FMA}.{suffix}"
-            )
-            sums = [[cgutils.alloca_once(builder, vector) for _ in range(columns)] for _ in range(MR)]
-            for row in sums:
-                for place in row:
-                    builder.store(zero, place)
-            element = vector.element.as_pointer()
-            a_now, b_now = cgutils.alloca_once(builder, element), cgutils.alloca_once(builder, element)
-            builder.store(_pointer(builder, vector, a_), a_now)
-            builder.store(_pointer(builder, vector, b_), b_now)
-            with cgutils.for_range(builder, depth_, intp=integer):
-                pa, pb = builder.load(a_now), builder.load(b_now)
-                b_parts = [_load(builder, builder.gep(pb, [integer(lanes * s)]), vector) for s in range(columns)]
-                for r in range(MR):
-                    at = builder.gep(pa, [builder.mul(a_row_, integer(r))])
-                    scalar = _splat(builder, builder.load(at), vector)
-                    for s in range(columns):
-                        place = sums[r][s]
-                        builder.store(builder.call(multiply_add, [scalar, b_parts[s], builder.load(place)]), place)
-                builder.store(builder.gep(pa, [a_step_]), a_now)
-                builder.store(builder.gep(pb, [b_step_]), b_now)
-            start = _pointer(builder, vector, c_)
-            c_parts = [
-                [
-                    builder.gep(start, [builder.add(builder.mul(c_row_, integer(r)), integer(lanes * s))])
-                    for s in range(columns)
-                ]
-                for r in range(MR)
-            ]
-            with builder.if_then(builder.icmp_signed("!=", add_, integer(0))):
-                for r in range(MR):
-                    for s in range(columns):
-                        old = _load(builder, c_parts[r][s], vector)
-                        builder.store(builder.fadd(old, builder.load(sums[r][s])), sums[r][s])
-            with builder.if_then(builder.icmp_signed("!=", bias_, integer(0))):
-                p = _pointer(builder, vector, bias_)
-                for s in range(columns):
-                    part = _load(builder, builder.gep(p, [integer(lanes * s)]), vector)
-                    for r in range(MR):
-                        builder.store(builder.fadd(builder.load(sums[r][s]), part), sums[r][s])
-            with builder.if_then(builder.icmp_signed("!=", relu_, integer(0))):
-                for row in sums:
-                    for place in row:
-                        value = builder.load(place)
-                        negative = builder.fcmp_ordered("<", value, zero)
-                        builder.store(builder.select(negative, zero, value), place)
-            for r in range(MR):
-                for s in range(columns):
-                    _store(builder, builder.load(sums[r][s]), c_parts[r][s])
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return tile
-
-
-_tile_2 = _tile_product(2)
-_tile_1 = _tile_product(1)
-
-
-def _copy_row(count_of):
-    """The intrinsic that copies `count_of(lanes)` neighbours."""
-
-    @intrinsic
-    def copy(typing, like, source, target):
-        def generate(context, builder, sig, args):
-            lanes = _vector(like)
-            row = ir.VectorType(lanes.element, count_of(lanes.count))
-            _store(builder, _load(builder, _pointer(builder, row, args[1]), row), _pointer(builder, row, args[2]))
-            return context.get_dummy_value()
-
-        return types.void(like, types.intp, types.intp), generate
-
-    return copy
-
-
-_copy_a = _copy_row(lambda lanes: MR)
-_copy_b = _copy_row(lambda lanes: 2 * lanes)
-
-
-def _transpose_block(rows_of):
-    """The intrinsic that writes `rows` x lanes numbers of the source as lanes x `rows` into the target."""
-
-    @intrinsic
-    def transpose(typing, like, source, source_row, target, target_row):
-        def generate(context, builder, sig, args):
-            _, source_, source_row_, target_, target_row_ = args
-            vector = _vector(like)
-            lanes, integer = vector.count, source_.type
-            p, q = _pointer(builder, vector, source_), _pointer(builder, vector, target_)
-            rows = rows_of(lanes)
-            for first in range(0, rows, lanes):
-                count = min(lanes, rows - first)
-                parts = [
-                    _load(builder, builder.gep(p, [builder.mul(source_row_, integer(first + r))]), vector)
-                    for r in range(count)
-                ]
-                parts += [ir.Constant(vector, ir.Undefined)] * (lanes - count)
-                half = lanes // 2
-                low = [x for i in range(half) for x in (i, lanes + i)]
-                high = [x for i in range(half, lanes) for x in (i, lanes + i)]
-                for _ in range(lanes.bit_length() - 1):  # each pass interleaves row i with row i + half
-                    parts = [
-                        _shuffle(builder, parts[i], parts[i + half], order)
-                        for i in range(half)
-                        for order in (low, high)
-                    ]
-                for k, part in enumerate(parts):
-                    if count < lanes:
-                        part = _shuffle(builder, part, part, list(range(count)))
-                    at = builder.add(builder.mul(target_row_, integer(k)), integer(first))
-                    _store(builder, part, builder.gep(q, [at]))
-            return context.get_dummy_value()
-
-        n = types.intp
-        return types.void(like, n, n, n, n), generate
-
-    return transpose
-
-
-_transpose_a = _transpose_block(lambda lanes: MR)
-_transpose_b = _transpose_block(lambda lanes: 2 * lanes)
-
-
-@intrinsic
-def _get(typing, like, address, index):
-    """The number at address[index]."""
-
-    def generate(context, builder, sig, args):
-        return builder.load(_pointer(builder, _vector(like), args[1], args[2]))
-
-    return like.dtype(like, types.intp, types.intp), generate
-
-
-@intrinsic
-def _put(typing, like, address, index, value):
-    """address[index] = value."""
-
-    def generate(context, builder, sig, args):
-        builder.store(args[3], _pointer(builder, _vector(like), args[1], args[2]))
-        return context.get_dummy_value()
-
-    return types.void(like, types.intp, types.intp, like.dtype), generate
+PACKING = 16  # how many multiply-adds take as long as packing one number
+BY_ITEMS, BY_ROWS, BY_PANELS = range(3)  # what is shared out among the tasks
 
 
 # -- packing and the loops ---------------------------------------------------------------------------------------------
@@ -242,267 +45,89 @@ def _put(typing, like, address, index, value):
 
 @device
 def _pack_a(like, a, a_row, a_column, rows, depth, target):
-    """A tile of `rows` <= MR rows, (rows, depth), as (depth, MR), zeros in the rows that are missing."""
+    """`rows` rows of A, (rows, depth), as tiles (depth, MR), one after another; zeros in the rows that are missing."""
     size = like.itemsize
-    k = 0
-    if rows == MR:
-        if a_row == 1:
-            for k1 in range(depth):
-                _copy_a(like, a + k1 * a_column * size, target + k1 * MR * size)
-            k = depth
-        else:
-            lanes = VECTOR_BYTES // size
-            while k + lanes <= depth:
-                _transpose_a(like, a + k * size, a_row, target + k * MR * size, MR)
-                k += lanes
+    lanes = VECTOR_BYTES // size
     zero = like.dtype.type(0)
-    for k1 in range(k, depth):
-        for i in range(MR):
-            _put(like, target, k1 * MR + i, _get(like, a, i * a_row + k1 * a_column) if i < rows else zero)
+    done = 0
+    if a_row == 1:  # neighbours in memory: eight tiles side by side, so that whole cache lines are read
+        whole = rows // MR
+        while done < whole:
+            sides = min(8, whole - done)
+            for k in range(depth):
+                source = a + (done * MR + k * a_column) * size
+                to = target + (done * depth + k) * MR * size
+                for side in range(sides):
+                    copy_a(like, source + side * MR * size, to + side * depth * MR * size)
+            done += sides
+    for tile in range(done, (rows + MR - 1) // MR):
+        source = a + tile * MR * a_row * size
+        to = target + tile * depth * MR * size
+        tall = min(MR, rows - tile * MR)
+        k = 0
+        while tall == MR and a_row != 1 and k + lanes <= depth:
+            transpose_a(like, source + k * size, a_row, to + k * MR * size, MR)
+            k += lanes
+        for k1 in range(k, depth):
+            for i in range(MR):
+                put(like, to, k1 * MR + i, get(like, source, i * a_row + k1 * a_column) if i < tall else zero)
 
 
 @device
 def _pack_b(like, b, b_row, b_column, columns, depth, target):
-    """A panel of `columns` <= NR columns, (depth, columns), as (depth, NR), zeros in the columns that are missing."""
+    """`columns` columns of B, (depth, columns), as panels (depth, NR), one after another; zeros in what is missing."""
     size = like.itemsize
-    nr = 2 * VECTOR_BYTES // size
-    k = 0
-    if columns == nr:
-        if b_column == 1:
-            for k1 in range(depth):
-                _copy_b(like, b + k1 * b_row * size, target + k1 * nr * size)
-            k = depth
-        else:
-            lanes = VECTOR_BYTES // size
-            while k + lanes <= depth:
-                _transpose_b(like, b + k * size, b_column, target + k * nr * size, nr)
-                k += lanes
+    lanes = VECTOR_BYTES // size
+    nr = 2 * lanes
     zero = like.dtype.type(0)
-    for k1 in range(k, depth):
-        for j in range(nr):
-            _put(like, target, k1 * nr + j, _get(like, b, k1 * b_row + j * b_column) if j < columns else zero)
+    done = 0
+    if b_column == 1:  # neighbours in memory: four panels side by side, so that longer runs are read
+        whole = columns // nr
+        while done < whole:
+            sides = min(4, whole - done)
+            for k in range(depth):
+                source = b + (k * b_row + done * nr) * size
+                to = target + (done * depth + k) * nr * size
+                for side in range(sides):
+                    copy_b(like, source + side * nr * size, to + side * depth * nr * size)
+            done += sides
+    for panel in range(done, (columns + nr - 1) // nr):
+        source = b + panel * nr * b_column * size
+        to = target + panel * depth * nr * size
+        wide = min(nr, columns - panel * nr)
+        k = 0
+        while wide == nr and b_column != 1 and k + lanes <= depth:
+            transpose_b(like, source + k * size, b_column, to + k * nr * size, nr)
+            k += lanes
+        for k1 in range(k, depth):
+            for j in range(nr):
+                put(like, to, k1 * nr + j, get(like, source, k1 * b_row + j * b_column) if j < wide else zero)
 
 
 @device
-def _pack_panels(like, b, b_row, b_column, n, depth, block, first, last, packed):
-    """Panels first to last of B: the panels of a K block lie one after another, then those of the next block."""
-    size = like.itemsize
-    nr = 2 * VECTOR_BYTES // size
-    panels = (n + nr - 1) // nr
-    whole = n // nr if b_column == 1 else 0  # panels that are copied, four side by side: longer runs of memory
-    for k in range(0, depth, block):
-        deep = min(block, depth - k)
-        j = first
-        while j + 4 <= min(whole, last):
-            source = b + (k * b_row + j * nr) * size
-            target = packed + (k * panels + j * deep) * nr * size
-            for k1 in range(deep):
-                for side in range(4):
-                    _copy_b(like, source + (k1 * b_row + side * nr) * size, target + (side * deep + k1) * nr * size)
-            j += 4
-        while j < last:
-            target = packed + (k * panels + j * deep) * nr * size
-            columns = min(nr, n - j * nr)
-            _pack_b(like, b + (k * b_row + j * nr * b_column) * size, b_row, b_column, columns, deep, target)
-            j += 1
-
-
-@device
-def _multiply(
-    like,
-    a,
-    a_row,
-    a_column,
-    pack_a,
-    b,
-    b_row,
-    direct_b,
-    packed,
-    c,
-    c_row,
-    bias,
-    relu,
-    m,
-    n,
-    depth,
-    block,
-    accumulate,
-    row0,
-    row1,
-    panel0,
-    panel1,
-    scratch,
-):
-    """Rows row0 to row1 (row0 at a tile's edge) and panels panel0 to panel1 of C."""
-    size = like.itemsize
-    nr = 2 * VECTOR_BYTES // size
-    panels = (n + nr - 1) // nr
-    corner = scratch + MC * KC * size
-    for k in range(0, depth, block):
-        deep = min(block, depth - k)
-        add = 1 if accumulate != 0 or k > 0 else 0
-        last = k + deep == depth
-        bias_here = bias if last else 0
-        relu_here = relu if last else 0
-        for i0 in range(row0, row1, MC):
-            i1 = min(i0 + MC, row1)
-            for i in range(i0, i1, MR):
-                if pack_a != 0 or i + MR > m:
-                    _pack_a(
-                        like,
-                        a + (i * a_row + k * a_column) * size,
-                        a_row,
-                        a_column,
-                        min(MR, m - i),
-                        deep,
-                        scratch + (i - i0) * deep * size,
-                    )
-            for j in range(panel0, panel1):
-                wide = min(nr, n - j * nr)
-                if direct_b != 0 and wide == nr:
-                    b_here = b + (k * b_row + j * nr) * size
-                    b_step = b_row
-                else:
-                    b_here = packed + (k * panels + j * deep) * nr * size
-                    b_step = nr
-                for i in range(i0, i1, MR):
-                    tall = min(MR, m - i)
-                    if pack_a != 0 or tall < MR:
-                        a_here, row, step = scratch + (i - i0) * deep * size, 1, MR
-                    else:
-                        a_here, row, step = a + (i * a_row + k * a_column) * size, a_row, a_column
-                    c_here = c + (i * c_row + j * nr) * size
-                    if tall == MR and wide == nr:
-                        bias_at = bias_here + j * nr * size if bias_here != 0 else 0
-                        _tile_2(like, a_here, row, step, b_here, b_step, c_here, c_row, deep, add, bias_at, relu_here)
-                    else:
-                        if 2 * wide <= nr:
-                            _tile_1(like, a_here, row, step, b_here, b_step, corner, nr, deep, 0, 0, 0)
-                        else:
-                            _tile_2(like, a_here, row, step, b_here, b_step, corner, nr, deep, 0, 0, 0)
-                        for r in range(tall):
-                            for s in range(wide):
-                                value = _get(like, corner, r * nr + s)
-                                if add != 0:
-                                    value = _get(like, c_here, r * c_row + s) + value
-                                if bias_here != 0:
-                                    value = value + _get(like, bias_here, j * nr + s)
-                                if relu_here != 0 and value < 0:
-                                    value = like.dtype.type(0)
-                                _put(like, c_here, r * c_row + s, value)
+def _from_corner(like, corner, c, c_row, tall, wide, add, bias, relu):
+    """Move `tall` rows by `wide` columns of a tile at the edge from the scratch to C; bias: its address or 0."""
+    nr = 2 * VECTOR_BYTES // like.itemsize
+    for r in range(tall):
+        for s in range(wide):
+            value = get(like, corner, r * nr + s)
+            if add != 0:
+                value = get(like, c, r * c_row + s) + value
+            if bias != 0:
+                value = value + get(like, bias, s)
+            if relu != 0 and value < 0:
+                value = like.dtype.type(0)
+            put(like, c, r * c_row + s, value)
 
 
 @kernel
 def _gemm(
+    t,
+    n_tasks,
     like,
-    base,
-    a,
-    a_row,
-    a_column,
-    pack_a,
-    b,
-    b_row,
-    b_column,
-    direct_b,
-    c,
-    c_row,
-    bias,
-    relu,
-    m,
-    n,
-    depth,
-    block,
-    accumulate,
-    tasks,
-    by_rows,
-):
-    """One product. `base` is the address of the scratch: packed B, then one part for each task."""
-    size = like.itemsize
-    nr = 2 * VECTOR_BYTES // size
-    panels = (n + nr - 1) // nr
-    tiles = (m + MR - 1) // MR
-    first = 0 if direct_b == 0 else n // nr
-    own = base + panels * nr * depth * size
-    part = (MC * KC + MR * nr) * size
-    if tasks == 1:
-        _pack_panels(like, b, b_row, b_column, n, depth, block, first, panels, base)
-        _multiply(
-            like,
-            a,
-            a_row,
-            a_column,
-            pack_a,
-            b,
-            b_row,
-            direct_b,
-            base,
-            c,
-            c_row,
-            bias,
-            relu,
-            m,
-            n,
-            depth,
-            block,
-            accumulate,
-            0,
-            m,
-            0,
-            panels,
-            own,
-        )
-        return
-    if first < panels:
-        for t in prange(tasks):
-            _pack_panels(
-                like,
-                b,
-                b_row,
-                b_column,
-                n,
-                depth,
-                block,
-                first + (panels - first) * t // tasks,
-                first + (panels - first) * (t + 1) // tasks,
-                base,
-            )
-    for t in prange(tasks):
-        row0, row1, panel0, panel1 = 0, m, 0, panels
-        if by_rows != 0:
-            row0, row1 = tiles * t // tasks * MR, min(m, tiles * (t + 1) // tasks * MR)
-        else:
-            panel0, panel1 = panels * t // tasks, panels * (t + 1) // tasks
-        _multiply(
-            like,
-            a,
-            a_row,
-            a_column,
-            pack_a,
-            b,
-            b_row,
-            direct_b,
-            base,
-            c,
-            c_row,
-            bias,
-            relu,
-            m,
-            n,
-            depth,
-            block,
-            accumulate,
-            row0,
-            row1,
-            panel0,
-            panel1,
-            own + t * part,
-        )
-
-
-@kernel
-def _gemm_batch(
-    like,
-    base,
+    scratch,
+    part,
+    split,
     a,
     a_offsets,
     a_row,
@@ -523,48 +148,78 @@ def _gemm_batch(
     depth,
     block,
     accumulate,
-    tasks,
 ):
-    """Many small products, spread over the tasks; each task packs its own."""
+    """A task's share of all products: of their items, rows of tiles, or panels, as `split` says; it packs its own."""
     size = like.itemsize
     nr = 2 * VECTOR_BYTES // size
-    panels = (n + nr - 1) // nr
-    first = 0 if direct_b == 0 else n // nr
-    part = (panels * nr * depth + MC * KC + MR * nr) * size
-    items = len(a_offsets)
-    for t in prange(tasks):
-        packed = base + t * part
-        before = -1
-        for i in range(items * t // tasks, items * (t + 1) // tasks):
-            b_here = b + b_offsets[i] * size
-            if before != b_here:
-                _pack_panels(like, b_here, b_row, b_column, n, depth, block, first, panels, packed)
-                before = b_here
-            _multiply(
-                like,
-                a + a_offsets[i] * size,
-                a_row,
-                a_column,
-                pack_a,
-                b_here,
-                b_row,
-                direct_b,
-                packed,
-                c + c_offsets[i] * size,
-                c_row,
-                bias,
-                relu,
-                m,
-                n,
-                depth,
-                block,
-                accumulate,
-                0,
-                m,
-                0,
-                panels,
-                packed + panels * nr * depth * size,
-            )
+    first_item, last_item = 0, len(a_offsets)
+    row0, row1 = 0, m
+    panel0, panel1 = 0, (n + nr - 1) // nr
+    if split == BY_ITEMS:
+        first_item, last_item = share(t, n_tasks, last_item)
+    elif split == BY_ROWS:
+        first, end = share(t, n_tasks, (m + MR - 1) // MR)
+        row0, row1 = first * MR, min(m, end * MR)
+    else:
+        panel0, panel1 = share(t, n_tasks, panel1)
+    chunk = min(NC // nr, panel1 - panel0)
+    packed_a = scratch + t * part * size
+    corner = packed_a + MC * block * size
+    packed_b = corner + MR * nr * size
+    for item in range(first_item, last_item):
+        a_item = a + a_offsets[item] * size
+        b_item = b + b_offsets[item] * size
+        c_item = c + c_offsets[item] * size
+        for j0 in range(panel0, panel1, max(1, chunk)):
+            j1 = min(j0 + chunk, panel1)
+            whole = n // nr if direct_b != 0 else 0  # panels up to here are read where they lie
+            for k in range(0, depth, block):
+                deep = min(block, depth - k)
+                add = 1 if accumulate != 0 or k > 0 else 0
+                last = k + deep == depth
+                bias_here = bias if last else 0
+                relu_here = relu if last else 0
+                packed_from = min(max(j0, whole), j1)
+                _pack_b(
+                    like,
+                    b_item + (k * b_row + packed_from * nr * b_column) * size,
+                    b_row,
+                    b_column,
+                    min(n, j1 * nr) - packed_from * nr,
+                    deep,
+                    packed_b,
+                )
+                for i0 in range(row0, row1, MC):
+                    i1 = min(i0 + MC, row1)
+                    a_block = a_item + (i0 * a_row + k * a_column) * size
+                    own = 0  # rows of this block that are read where they lie
+                    if pack_a == 0:
+                        own = (i1 - i0) // MR * MR
+                    _pack_a(like, a_block + own * a_row * size, a_row, a_column, i1 - i0 - own, deep, packed_a)
+                    for j in range(j0, j1):
+                        wide = min(nr, n - j * nr)
+                        if j < packed_from:
+                            b_here, b_step = b_item + (k * b_row + j * nr) * size, b_row
+                        else:
+                            b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
+                        for i in range(i0, i1, MR):
+                            tall = min(MR, m - i)
+                            if i - i0 < own:
+                                a_here, row, step = a_block + (i - i0) * a_row * size, a_row, a_column
+                            else:
+                                a_here, row, step = packed_a + (i - i0 - own) * deep * size, 1, MR
+                            c_at = c_item + (i * c_row + j * nr) * size
+                            bias_at = bias_here + j * nr * size if bias_here != 0 else 0
+                            if tall == MR and wide == nr:
+                                tile_2(
+                                    like, a_here, row, step, b_here, b_step, c_at, c_row, deep, add, bias_at, relu_here
+                                )
+                            else:
+                                if 2 * wide <= nr:
+                                    tile_1(like, a_here, row, step, b_here, b_step, corner, nr, deep, 0, 0, 0)
+                                else:
+                                    tile_2(like, a_here, row, step, b_here, b_step, corner, nr, deep, 0, 0, 0)
+                                _from_corner(like, corner, c_at, c_row, tall, wide, add, bias_at, relu_here)
 
 
 # -- what is called ----------------------------------------------------------------------------------------------------
@@ -714,6 +369,29 @@ def _without_terms(target: np.ndarray, accumulate: bool, bias: np.ndarray | None
         np.copyto(target, 0, where=target < 0)
 
 
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    m: int, n: int, depth: int, items: int, a_column: int, b_row: int, b_column: int, size: int, threads: int
+) -> tuple[int, int, int, int, int, int]:
+    """(tasks, what they share out, elements of scratch for each, whether to pack A, to read B in place, K block)."""
+    nr = 2 * VECTOR_BYTES // size
+    tiles, panels = -(-m // MR), -(-n // nr)
+    block = min(-(-depth // (8 * -(-depth // KC))) * 8, KC)  # equal blocks, of whole vectors
+    pack_a = int(a_column != 1 or n > 512)
+    direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and b_row * size <= 1024)))
+    tasks = max(1, min(threads, items * m * n * depth // TASK_GRAIN))
+    if items % tasks == 0 or items >= 4 * tasks:
+        split = BY_ITEMS
+    else:
+        rows = -(-tiles // tasks) * MR
+        columns = -(-panels // tasks) * nr
+        by_rows = rows * n + PACKING * (n * (1 - direct_b) + rows * pack_a)
+        by_panels = m * columns + PACKING * (columns * (1 - direct_b) + m * pack_a)
+        split = BY_ROWS if by_rows <= by_panels else BY_PANELS
+    part = MC * block + MR * nr + min(NC // nr, panels) * nr * block
+    return tasks, split, -(-part // 16) * 16, pack_a, direct_b, block
+
+
 def _multiply_arrays(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, accumulate: bool, bias: np.ndarray | None, relu: bool
 ) -> None:
@@ -724,86 +402,36 @@ def _multiply_arrays(
     b, b_row, b_column = _strides(b)
     m, n, depth = a.shape[-2], b.shape[-1], a.shape[-1]
     size = a.itemsize
-    nr = 2 * VECTOR_BYTES // size
-    blocks = -(-depth // KC)
-    block = min(-(-depth // (8 * blocks)) * 8, KC)
-    panels = -(-n // nr)
-    items = c.size // (m * n)
-    work = m * n * depth
-    pack_a = int(a_column != 1 or n > 512)
-    direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and b_row * size <= 1024)))
-    own = MC * KC + MR * nr
-    at_a, at_b, at_c = _address(a), _address(b), _address(c)
-    at_bias = 0 if bias is None else _address(bias)
-    with runtime._lock:
-        if items > 1 and work < BATCH_LIMIT:
-            tasks = min(items, runtime.tasks(items * work, TASK_GRAIN))
-            like, base = _reserve(a.dtype, tasks * (own + panels * nr * depth))
-            batch = c.shape[:-2]
-            _gemm_batch(
-                like,
-                base,
-                at_a,
-                _offsets(batch, a.shape[:-2], a.strides[:-2], size),
-                a_row,
-                a_column,
-                pack_a,
-                at_b,
-                _offsets(batch, b.shape[:-2], b.strides[:-2], size),
-                b_row,
-                b_column,
-                direct_b,
-                at_c,
-                _offsets(batch, batch, c.strides[:-2], size),
-                n,
-                at_bias,
-                int(relu),
-                m,
-                n,
-                depth,
-                block,
-                int(accumulate),
-                tasks,
-            )
-            return
-        starts = [(0, 0, 0)]
-        if items > 1:
-            batch = c.shape[:-2]
-            starts = list(
-                zip(
-                    _offsets(batch, a.shape[:-2], a.strides[:-2], size).tolist(),
-                    _offsets(batch, b.shape[:-2], b.strides[:-2], size).tolist(),
-                    _offsets(batch, batch, c.strides[:-2], size).tolist(),
-                    strict=True,
-                )
-            )
-        chunk = max(1, PACK_LIMIT // (depth * nr)) * nr if panels * nr * depth > PACK_LIMIT else n
-        tasks = runtime.tasks(work, TASK_GRAIN)
-        tiles = -(-m // MR)
-        by_rows = -(-tiles // tasks) * panels <= -(-panels // tasks) * tiles
-        like, base = _reserve(a.dtype, -(-min(chunk, n) // nr) * nr * depth + tasks * own)
-        for a_start, b_start, c_start in starts:
-            for j in range(0, n, chunk):
-                _gemm(
-                    like,
-                    base,
-                    at_a + a_start * size,
-                    a_row,
-                    a_column,
-                    pack_a,
-                    at_b + (b_start + j * b_column) * size,
-                    b_row,
-                    b_column,
-                    direct_b,
-                    at_c + (c_start + j) * size,
-                    n,
-                    at_bias + j * size if at_bias else 0,
-                    int(relu),
-                    m,
-                    min(chunk, n - j),
-                    depth,
-                    block,
-                    int(accumulate),
-                    tasks,
-                    int(by_rows),
-                )
+    batch = c.shape[:-2]
+    tasks, split, part, pack_a, direct_b, block = _plan(
+        m, n, depth, c.size // (m * n), a_column, b_row, b_column, size, runtime.get_num_threads()
+    )
+    with runtime.lock:
+        like, scratch = _reserve(a.dtype, tasks * part)
+        _gemm(
+            tasks,
+            like,
+            scratch,
+            part,
+            split,
+            _address(a),
+            _offsets(batch, a.shape[:-2], a.strides[:-2], size),
+            a_row,
+            a_column,
+            pack_a,
+            _address(b),
+            _offsets(batch, b.shape[:-2], b.strides[:-2], size),
+            b_row,
+            b_column,
+            direct_b,
+            _address(c),
+            _offsets(batch, batch, c.strides[:-2], size),
+            n,
+            0 if bias is None else _address(bias),
+            int(relu),
+            m,
+            n,
+            depth,
+            block,
+            int(accumulate),
+        )

@@ -3,51 +3,48 @@
 import math
 
 import numpy as np
-from numba import prange
 
 from .normalization import row_max, row_sum, sum_of_exp
-from .runtime import contiguous, kernel, tasks
+from .runtime import contiguous, kernel, share, tasks
 from .vector_math import exp, minus_two
 
 
 @kernel
-def _cross_entropy(logits, targets, ignore_index, smoothing, losses, logsumexp, n_tasks):
+def _cross_entropy(t, n_tasks, logits, targets, ignore_index, smoothing, losses, logsumexp):
     rows, n = logits.shape
-    for task in prange(n_tasks):
-        for i in range(task * rows // n_tasks, (task + 1) * rows // n_tasks):
-            target = targets[i]
-            losses[i] = 0
-            logsumexp[i] = 0.0
-            if target != ignore_index:
-                x = logits[i]
-                largest = row_max(x)
-                rest = math.log(sum_of_exp(x, largest))
-                loss = (np.float64(largest) - np.float64(x[target])) + rest
-                if smoothing != 0.0:  # the uniform part would turn a -inf logit into 0 * inf
-                    loss = (1.0 - smoothing) * loss + smoothing * ((largest + rest) - row_sum(x) / n)
-                losses[i] = loss
-                logsumexp[i] = largest + rest
+    for i in range(*share(t, n_tasks, rows)):
+        target = targets[i]
+        losses[i] = 0
+        logsumexp[i] = 0.0
+        if target != ignore_index:
+            x = logits[i]
+            largest = row_max(x)
+            rest = math.log(sum_of_exp(x, largest))
+            loss = (np.float64(largest) - np.float64(x[target])) + rest
+            if smoothing != 0.0:  # the uniform part would turn a -inf logit into 0 * inf
+                loss = (1.0 - smoothing) * loss + smoothing * ((largest + rest) - row_sum(x) / n)
+            losses[i] = loss
+            logsumexp[i] = largest + rest
 
 
 @kernel
-def _cross_entropy_backward(scale, logits, targets, logsumexp, ignore_index, smoothing, dlogits, n_tasks):
+def _cross_entropy_backward(t, n_tasks, scale, logits, targets, logsumexp, ignore_index, smoothing, dlogits):
     rows, n = logits.shape
     kind = logits.dtype.type
-    for task in prange(n_tasks):
-        for i in range(task * rows // n_tasks, (task + 1) * rows // n_tasks):
-            target = targets[i]
-            x, dx = logits[i], dlogits[i]
-            if target == ignore_index:
-                for j in range(n):
-                    dx[j] = kind(0)
-            else:
-                high = kind(logsumexp[i])
-                low = kind(logsumexp[i] - high)
-                factor = scale[i]
-                uniform = kind(smoothing / n)
-                for j in range(n):
-                    dx[j] = factor * (exp(minus_two(x[j], high, low)) - uniform)
-                dx[target] -= factor * kind(1.0 - smoothing)
+    for i in range(*share(t, n_tasks, rows)):
+        target = targets[i]
+        x, dx = logits[i], dlogits[i]
+        if target == ignore_index:
+            for j in range(n):
+                dx[j] = kind(0)
+        else:
+            high = kind(logsumexp[i])
+            low = kind(logsumexp[i] - high)
+            factor = scale[i]
+            uniform = kind(smoothing / n)
+            for j in range(n):
+                dx[j] = factor * (exp(minus_two(x[j], high, low)) - uniform)
+            dx[target] -= factor * kind(1.0 - smoothing)
 
 
 def cross_entropy(logits, targets, ignore_index=-100, label_smoothing=0.0):
@@ -60,13 +57,13 @@ def cross_entropy(logits, targets, ignore_index=-100, label_smoothing=0.0):
     losses = np.empty(len(logits), logits.dtype)
     logsumexp = np.empty(len(logits), np.float64)
     _cross_entropy(
+        tasks(logits.size * 4),
         logits,
         contiguous(targets, np.int64),
         int(ignore_index),
         float(label_smoothing),
         losses,
         logsumexp,
-        tasks(logits.size * 4),
     )
     return losses, logsumexp
 
@@ -79,6 +76,7 @@ def cross_entropy_backward(scale, logits, targets, logsumexp, ignore_index=-100,
     logits = contiguous(logits)
     dlogits = np.empty_like(logits)
     _cross_entropy_backward(
+        tasks(logits.size * 4),
         contiguous(scale, logits.dtype),
         logits,
         contiguous(targets, np.int64),
@@ -86,6 +84,5 @@ def cross_entropy_backward(scale, logits, targets, logsumexp, ignore_index=-100,
         int(ignore_index),
         float(label_smoothing),
         dlogits,
-        tasks(logits.size * 4),
     )
     return dlogits

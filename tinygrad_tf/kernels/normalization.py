@@ -7,9 +7,8 @@ elements in the array's own type (so that the compiler uses whole vectors), and 
 import math
 
 import numpy as np
-from numba import prange
 
-from .runtime import contiguous, device, kernel, tasks
+from .runtime import contiguous, device, kernel, share, tasks
 from .vector_math import exp, from_order_key, larger_key, order_key
 
 BLOCK = 256
@@ -78,53 +77,51 @@ def _rows(a):
 
 
 @kernel
-def _softmax(x, log, y, n_tasks):
+def _softmax(t, n_tasks, x, log, y):
     rows, n = x.shape
-    for task in prange(n_tasks):
-        for i in range(task * rows // n_tasks, (task + 1) * rows // n_tasks):
-            xi, yi = x[i], y[i]
-            largest = row_max(xi)
-            if log:
-                rest = x.dtype.type(math.log(sum_of_exp(xi, largest)))
-                for j in range(n):
-                    yi[j] = xi[j] - largest
-                for j in range(n):
-                    yi[j] -= rest
-            else:
-                for j in range(n):
-                    yi[j] = exp(xi[j] - largest)
-                factor = x.dtype.type(1.0 / row_sum(yi))
-                for j in range(n):
-                    yi[j] *= factor
+    for i in range(*share(t, n_tasks, rows)):
+        xi, yi = x[i], y[i]
+        largest = row_max(xi)
+        if log:
+            rest = x.dtype.type(math.log(sum_of_exp(xi, largest)))
+            for j in range(n):
+                yi[j] = xi[j] - largest
+            for j in range(n):
+                yi[j] -= rest
+        else:
+            for j in range(n):
+                yi[j] = exp(xi[j] - largest)
+            factor = x.dtype.type(1.0 / row_sum(yi))
+            for j in range(n):
+                yi[j] *= factor
 
 
 @kernel
-def _softmax_backward(g, y, log, dx, n_tasks):
+def _softmax_backward(t, n_tasks, g, y, log, dx):
     rows, n = y.shape
-    for task in prange(n_tasks):
-        for i in range(task * rows // n_tasks, (task + 1) * rows // n_tasks):
-            gi, yi, dxi = g[i], y[i], dx[i]
-            if log:
-                total = y.dtype.type(row_sum(gi))
-                for j in range(n):
-                    dxi[j] = gi[j] - exp(yi[j]) * total
-            else:
-                total = y.dtype.type(row_dot(gi, yi))
-                for j in range(n):
-                    dxi[j] = yi[j] * (gi[j] - total)
+    for i in range(*share(t, n_tasks, rows)):
+        gi, yi, dxi = g[i], y[i], dx[i]
+        if log:
+            total = y.dtype.type(row_sum(gi))
+            for j in range(n):
+                dxi[j] = gi[j] - exp(yi[j]) * total
+        else:
+            total = y.dtype.type(row_dot(gi, yi))
+            for j in range(n):
+                dxi[j] = yi[j] * (gi[j] - total)
 
 
 def _softmax_forward(x, log):
     rows = _rows(x)
     y = np.empty_like(rows)
-    _softmax(rows, log, y, tasks(rows.size * 4))
+    _softmax(tasks(rows.size * 4), rows, log, y)
     return y.reshape(x.shape)
 
 
 def _softmax_gradient(g, y, log):
     y_rows = _rows(y)
     dx = np.empty_like(y_rows)
-    _softmax_backward(_rows(g), y_rows, log, dx, tasks(y_rows.size * 2))
+    _softmax_backward(tasks(y_rows.size * 2), _rows(g), y_rows, log, dx)
     return dx.reshape(y.shape)
 
 
@@ -152,34 +149,33 @@ def log_softmax_backward(g, y):
 
 
 @kernel
-def _norm(x, weight, bias, center, eps, y, mean, rstd, n_tasks):
+def _norm(t, n_tasks, x, weight, bias, center, eps, y, mean, rstd):
     rows, n = x.shape
     kind = x.dtype.type
-    for task in prange(n_tasks):
-        for i in range(task * rows // n_tasks, (task + 1) * rows // n_tasks):
-            xi, yi = x[i], y[i]
-            middle = kind(row_sum(xi) / n) if center else kind(0)
-            # The mean was rounded to x's type; `left` is what the deviations still sum to because of it.
-            left, squares = 0.0, 0.0
-            for first in range(0, n, BLOCK):
-                block = xi[first : min(first + BLOCK, n)]
-                part, part_squares = kind(0), kind(0)
-                for j in range(len(block)):
-                    d = block[j] - middle
-                    part += d
-                    part_squares += d * d
-                left += part
-                squares += part_squares
-            left = left / n if center else 0.0
-            scale = 1.0 / math.sqrt(max(squares / n - left * left, 0.0) + eps)
-            if squares != squares:
-                scale = squares
-            factor, shift = kind(scale), kind(-left * scale)
-            for j in range(n):
-                yi[j] = ((xi[j] - middle) * factor + shift) * weight[j] + bias[j]
-            if center:
-                mean[i] = kind(middle + left)
-            rstd[i] = factor
+    for i in range(*share(t, n_tasks, rows)):
+        xi, yi = x[i], y[i]
+        middle = kind(row_sum(xi) / n) if center else kind(0)
+        # The mean was rounded to x's type; `left` is what the deviations still sum to because of it.
+        left, squares = 0.0, 0.0
+        for first in range(0, n, BLOCK):
+            block = xi[first : min(first + BLOCK, n)]
+            part, part_squares = kind(0), kind(0)
+            for j in range(len(block)):
+                d = block[j] - middle
+                part += d
+                part_squares += d * d
+            left += part
+            squares += part_squares
+        left = left / n if center else 0.0
+        scale = 1.0 / math.sqrt(max(squares / n - left * left, 0.0) + eps)
+        if squares != squares:
+            scale = squares
+        factor, shift = kind(scale), kind(-left * scale)
+        for j in range(n):
+            yi[j] = ((xi[j] - middle) * factor + shift) * weight[j] + bias[j]
+        if center:
+            mean[i] = kind(middle + left)
+        rstd[i] = factor
 
 
 @device
@@ -204,29 +200,28 @@ def norm_backward_row(g, x, weight, center, middle, factor, dx):
 
 
 @kernel
-def _norm_backward(g, x, weight, center, mean, rstd, need_dx, need_weights, dx, near, far, n_tasks):
+def _norm_backward(t, n_tasks, g, x, weight, center, mean, rstd, need_dx, need_weights, dx, near, far):
     rows, n = x.shape
     blocks = len(near)
-    for task in prange(n_tasks):
-        for b in range(task * blocks // n_tasks, (task + 1) * blocks // n_tasks):
-            # near: the gradients of weight and bias over 16 rows, in x's type; far: over the whole block, in float64
-            near_weight, near_bias, far_weight, far_bias = near[b, 0], near[b, 1], far[b, 0], far[b, 1]
-            begin, end = b * rows // blocks, (b + 1) * rows // blocks
-            for i in range(begin, end):
-                gi, xi = g[i], x[i]
-                middle, factor = mean[i if center else 0], rstd[i]
-                if need_dx:
-                    norm_backward_row(gi, xi, weight, center, middle, factor, dx[i])
-                if need_weights:
+    for b in range(*share(t, n_tasks, blocks)):
+        # near: the gradients of weight and bias over 16 rows, in x's type; far: over the whole block, in float64
+        near_weight, near_bias, far_weight, far_bias = near[b, 0], near[b, 1], far[b, 0], far[b, 1]
+        begin, end = b * rows // blocks, (b + 1) * rows // blocks
+        for i in range(begin, end):
+            gi, xi = g[i], x[i]
+            middle, factor = mean[i if center else 0], rstd[i]
+            if need_dx:
+                norm_backward_row(gi, xi, weight, center, middle, factor, dx[i])
+            if need_weights:
+                for j in range(n):
+                    near_weight[j] += gi[j] * ((xi[j] - middle) * factor)
+                    near_bias[j] += gi[j]
+                if i == end - 1 or (i - begin) % 16 == 15:
                     for j in range(n):
-                        near_weight[j] += gi[j] * ((xi[j] - middle) * factor)
-                        near_bias[j] += gi[j]
-                    if i == end - 1 or (i - begin) % 16 == 15:
-                        for j in range(n):
-                            far_weight[j] += near_weight[j]
-                            far_bias[j] += near_bias[j]
-                            near_weight[j] = 0
-                            near_bias[j] = 0
+                        far_weight[j] += near_weight[j]
+                        far_bias[j] += near_bias[j]
+                        near_weight[j] = 0
+                        near_bias[j] = 0
 
 
 def _norm_forward(x, weight, bias, center, eps):
@@ -238,7 +233,7 @@ def _norm_forward(x, weight, bias, center, eps):
     outer = x.shape[:-1]
     rstd = np.zeros(math.prod(outer), x.dtype)
     mean = np.zeros(rstd.size if center else 1, x.dtype)
-    _norm(rows, weight, bias, center, float(eps), y, mean, rstd, tasks(rows.size * 2))
+    _norm(tasks(rows.size * 2), rows, weight, bias, center, float(eps), y, mean, rstd)
     return y.reshape(x.shape), mean.reshape(outer) if center else None, rstd.reshape(outer)
 
 
@@ -254,7 +249,7 @@ def _norm_gradient(g, x, weight, center, mean, rstd, needs):
     near, far = np.zeros(shape, x.dtype), np.zeros(shape)
     n_tasks = min(blocks, tasks(rows.size * 3))
     _norm_backward(
-        _rows(g), rows, ones, center, mean, contiguous(rstd).reshape(-1), need_dx, need_weights, dx, near, far, n_tasks
+        n_tasks, _rows(g), rows, ones, center, mean, contiguous(rstd).reshape(-1), need_dx, need_weights, dx, near, far
     )
     dweight, dbias = far.sum(0).astype(x.dtype) if need_weights else (None, None)
     return dx.reshape(x.shape) if need_dx else None, dweight, dbias

@@ -3,51 +3,47 @@
 import math
 
 import numpy as np
-from numba import prange
 
 from .normalization import row_dot
-from .runtime import contiguous, kernel, tasks
+from .runtime import contiguous, kernel, share, tasks
 
 SUM_BLOCK = 16384
 
 
 @kernel
-def _adamw(p, g, m, v, keep, beta1, beta2, rest1, rest2, step_size, root, eps, n_tasks):
-    for task in prange(n_tasks):
-        first, end = task * len(p) // n_tasks, (task + 1) * len(p) // n_tasks
-        ps, gs, ms, vs = p[first:end], g[first:end], m[first:end], v[first:end]
-        for i in range(len(ps)):
-            mi = beta1 * ms[i] + rest1 * gs[i]
-            vi = beta2 * vs[i] + rest2 * (gs[i] * gs[i])
-            ms[i] = mi
-            vs[i] = vi
-            ps[i] = ps[i] * keep - step_size * (mi / (np.sqrt(vi) * root + eps))
+def _adamw(t, n_tasks, p, g, m, v, keep, beta1, beta2, rest1, rest2, step_size, root, eps):
+    first, end = share(t, n_tasks, len(p))
+    ps, gs, ms, vs = p[first:end], g[first:end], m[first:end], v[first:end]
+    for i in range(len(ps)):
+        mi = beta1 * ms[i] + rest1 * gs[i]
+        vi = beta2 * vs[i] + rest2 * (gs[i] * gs[i])
+        ms[i] = mi
+        vs[i] = vi
+        ps[i] = ps[i] * keep - step_size * (mi / (np.sqrt(vi) * root + eps))
 
 
 @kernel
-def _sum_of_squares(a, partial, n_tasks):
+def _sum_of_squares(t, n_tasks, a, partial):
     blocks = len(partial)
-    for task in prange(n_tasks):
-        for b in range(task * blocks // n_tasks, (task + 1) * blocks // n_tasks):
-            block = a[b * SUM_BLOCK : min((b + 1) * SUM_BLOCK, len(a))]
-            partial[b] = row_dot(block, block)
+    for b in range(*share(t, n_tasks, blocks)):
+        block = a[b * SUM_BLOCK : min((b + 1) * SUM_BLOCK, len(a))]
+        partial[b] = row_dot(block, block)
 
 
 @kernel
-def _add_into(a, b, n_tasks):
-    for task in prange(n_tasks):
-        first, end = task * len(a) // n_tasks, (task + 1) * len(a) // n_tasks
-        part, added = a[first:end], b[first:end]
-        for i in range(len(part)):
-            part[i] += added[i]
+def _add_into(t, n_tasks, a, b):
+    first, end = share(t, n_tasks, len(a))
+    part, added = a[first:end], b[first:end]
+    for i in range(len(part)):
+        part[i] += added[i]
 
 
 @kernel
-def _scale_into(a, factor, n_tasks):
-    for task in prange(n_tasks):
-        part = a[task * len(a) // n_tasks : (task + 1) * len(a) // n_tasks]
-        for i in range(len(part)):
-            part[i] *= factor
+def _scale_into(t, n_tasks, a, factor):
+    first, end = share(t, n_tasks, len(a))
+    part = a[first:end]
+    for i in range(len(part)):
+        part[i] *= factor
 
 
 def adamw(params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_decay, step):
@@ -74,14 +70,14 @@ def adamw(params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_de
         )
     ]
     for p, g, m, v in zip(params, grads, exp_avgs, exp_avg_sqs, strict=True):
-        _adamw(p.reshape(-1), contiguous(g).reshape(-1), m.reshape(-1), v.reshape(-1), *numbers, tasks(p.size))
+        _adamw(tasks(p.size), p.reshape(-1), contiguous(g).reshape(-1), m.reshape(-1), v.reshape(-1), *numbers)
 
 
 def sum_of_squares(a):
     """The sum of the squares of all elements, in float64."""
     flat = contiguous(a).reshape(-1)
     partial = np.empty((flat.size + SUM_BLOCK - 1) // SUM_BLOCK)
-    _sum_of_squares(flat, partial, tasks(flat.size))
+    _sum_of_squares(tasks(flat.size), flat, partial)
     return float(partial.sum())
 
 
@@ -90,7 +86,7 @@ def add_into(a, b):
     if a.size < 1 << 17 or not a.flags.carray or a.dtype != b.dtype:
         np.add(a, b, out=a)
     else:
-        _add_into(a.reshape(-1), contiguous(b).reshape(-1), tasks(a.size))
+        _add_into(tasks(a.size), a.reshape(-1), contiguous(b).reshape(-1))
 
 
 def scale_into(a, factor):
@@ -98,4 +94,4 @@ def scale_into(a, factor):
     if a.size < 1 << 17 or not a.flags.carray:
         np.multiply(a, a.dtype.type(factor), out=a)
     else:
-        _scale_into(a.reshape(-1), a.dtype.type(factor), tasks(a.size))
+        _scale_into(tasks(a.size), a.reshape(-1), a.dtype.type(factor))

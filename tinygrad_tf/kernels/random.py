@@ -7,9 +7,8 @@ counter is (i // 4, call), as 64 bits each, and gives the words 4 (i // 4) to 4 
 import math
 
 import numpy as np
-from numba import prange
 
-from .runtime import contiguous, device, kernel, tasks
+from .runtime import contiguous, device, kernel, share, tasks
 
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
@@ -32,34 +31,32 @@ def philox(counter, call, key):
 
 
 @kernel
-def _words(key, call, out, n_tasks):
+def _words(t, n_tasks, key, call, out):
     blocks = len(out)
-    for task in prange(n_tasks):
-        first, end = task * blocks // n_tasks, (task + 1) * blocks // n_tasks
-        rows = out[first:end]
-        for b in range(len(rows)):
-            rows[b, 0], rows[b, 1], rows[b, 2], rows[b, 3] = philox(np.uint64(first + b), call, key)
+    first, end = share(t, n_tasks, blocks)
+    rows = out[first:end]
+    for b in range(len(rows)):
+        rows[b, 0], rows[b, 1], rows[b, 2], rows[b, 3] = philox(np.uint64(first + b), call, key)
 
 
 @kernel
-def _dropout(x, threshold, factor, key, call, y, n_tasks):
+def _dropout(t, n_tasks, x, threshold, factor, key, call, y):
     blocks = (len(x) + 3) // 4
     whole = len(x) // 4
     zero, kept = x.dtype.type(0), x.dtype.type(factor)
-    for task in prange(n_tasks):
-        first, end = task * blocks // n_tasks, (task + 1) * blocks // n_tasks
-        inside = min(end, whole)
-        xs, ys = x[4 * first : 4 * inside], y[4 * first : 4 * inside]
-        for b in range(inside - first):
-            w0, w1, w2, w3 = philox(np.uint64(first + b), call, key)
-            ys[4 * b] = xs[4 * b] * (kept if w0 >= threshold else zero)
-            ys[4 * b + 1] = xs[4 * b + 1] * (kept if w1 >= threshold else zero)
-            ys[4 * b + 2] = xs[4 * b + 2] * (kept if w2 >= threshold else zero)
-            ys[4 * b + 3] = xs[4 * b + 3] * (kept if w3 >= threshold else zero)
-        if end > whole:  # the last, incomplete block
-            words = philox(np.uint64(whole), call, key)
-            for i in range(4 * whole, len(x)):
-                y[i] = x[i] * (kept if words[i - 4 * whole] >= threshold else zero)
+    first, end = share(t, n_tasks, blocks)
+    inside = min(end, whole)
+    xs, ys = x[4 * first : 4 * inside], y[4 * first : 4 * inside]
+    for b in range(inside - first):
+        w0, w1, w2, w3 = philox(np.uint64(first + b), call, key)
+        ys[4 * b] = xs[4 * b] * (kept if w0 >= threshold else zero)
+        ys[4 * b + 1] = xs[4 * b + 1] * (kept if w1 >= threshold else zero)
+        ys[4 * b + 2] = xs[4 * b + 2] * (kept if w2 >= threshold else zero)
+        ys[4 * b + 3] = xs[4 * b + 3] * (kept if w3 >= threshold else zero)
+    if end > whole:  # the last, incomplete block
+        words = philox(np.uint64(whole), call, key)
+        for i in range(4 * whole, len(x)):
+            y[i] = x[i] * (kept if words[i - 4 * whole] >= threshold else zero)
 
 
 def dropout(x, p, key, call):
@@ -71,7 +68,7 @@ def dropout(x, p, key, call):
     y = np.empty_like(flat)
     threshold = np.uint64(math.ceil(p * 2**32))
     factor = 1.0 / (1.0 - p) if p < 1 else 0.0
-    _dropout(flat, threshold, factor, np.uint64(key % 2**64), np.uint64(call % 2**64), y, tasks(flat.size * 2))
+    _dropout(tasks(flat.size * 2), flat, threshold, factor, np.uint64(key % 2**64), np.uint64(call % 2**64), y)
     return y.reshape(x.shape)
 
 
@@ -83,7 +80,7 @@ def dropout_mask(shape, p, key, call, dtype=np.float32):
 def words(n, key, call):
     """The first n 32-bit words of a call, as a uint32 array."""
     out = np.empty(((n + 3) // 4, 4), np.uint32)
-    _words(np.uint64(key % 2**64), np.uint64(call % 2**64), out, tasks(n * 2))
+    _words(tasks(n * 2), np.uint64(key % 2**64), np.uint64(call % 2**64), out)
     return out.reshape(-1)[:n]
 
 

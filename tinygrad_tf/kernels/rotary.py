@@ -7,30 +7,28 @@ gradient of a rotation is the rotation back.
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from .attention import _flat
-from .runtime import contiguous, kernel, tasks
+from .runtime import contiguous, kernel, share, tasks
 
 
 @kernel
-def _rotary(x, y, cos, sin, sizes, task_count):
+def _rotary(t, n_tasks, x, y, cos, sin, sizes):
     heads, length, half = sizes[1], sizes[2], sizes[3] // 2
     rows = sizes[0] * length * heads
-    for t in prange(task_count):
-        for r in range(t * rows // task_count, (t + 1) * rows // task_count):
-            h = r % heads
-            i = r // heads % length
-            b = r // (heads * length)
-            x_at = b * sizes[4] + h * sizes[5] + i * sizes[6]
-            y_at = r * 2 * half
-            first, second = x[x_at : x_at + half], x[x_at + half : x_at + 2 * half]
-            to_first, to_second = y[y_at : y_at + half], y[y_at + half : y_at + 2 * half]
-            cos_row, sin_row = cos[i * half : (i + 1) * half], sin[i * half : (i + 1) * half]
-            for c in range(half):
-                a, b_, cosine, sine = first[c], second[c], cos_row[c], sin_row[c]
-                to_first[c] = a * cosine - b_ * sine
-                to_second[c] = b_ * cosine + a * sine
+    for r in range(*share(t, n_tasks, rows)):
+        h = r % heads
+        i = r // heads % length
+        b = r // (heads * length)
+        x_at = b * sizes[4] + h * sizes[5] + i * sizes[6]
+        y_at = r * 2 * half
+        first, second = x[x_at : x_at + half], x[x_at + half : x_at + 2 * half]
+        to_first, to_second = y[y_at : y_at + half], y[y_at + half : y_at + 2 * half]
+        cos_row, sin_row = cos[i * half : (i + 1) * half], sin[i * half : (i + 1) * half]
+        for c in range(half):
+            a, b_, cosine, sine = first[c], second[c], cos_row[c], sin_row[c]
+            to_first[c] = a * cosine - b_ * sine
+            to_second[c] = b_ * cosine + a * sine
 
 
 def rotary(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = False) -> np.ndarray:
@@ -53,11 +51,11 @@ def rotary(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = Fals
         sizes = np.array([batch, heads, length, d, *steps], np.int64)
         sin = -sin if inverse else sin
         _rotary(
+            tasks(y.size),
             flat,
             y.reshape(-1),
             contiguous(cos, dtype).reshape(-1),
             contiguous(sin, dtype).reshape(-1),
             sizes,
-            tasks(y.size),
         )
     return y.transpose(0, 2, 1, 3)

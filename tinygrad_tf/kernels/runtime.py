@@ -1,39 +1,49 @@
 """How the kernels are compiled, cached on disk, and spread over threads.
 
-- `kernel` compiles a function of ndarrays with numba: at its first call, never at import; the machine code is cached on
-  disk. `device` does the same for the small functions that kernels inline.
-- The cache folder's name is a hash of all kernel sources, of the versions of numba and Python, and of the CPU, because
-  numba's own cache does not notice an edit in a helper that another file inlines.
-- A kernel gets the number of tasks as an argument (`tasks(...)`) and runs `prange` over them; what a task computes
-  depends on the problem alone, so results are the same, bit for bit, on 1 to N threads. numba's own settings are left as
-  they are: they belong to the user's process.
-- Parallel kernels run one at a time, under a process-wide lock, since numba's workqueue layer (its last choice) aborts
-  when two Python threads enter it at once. In a forked child of a process whose threads were OpenMP's (which would kill
-  the child), kernels run serially.
+A `kernel` is a function of its task, (t, n_tasks, *arguments), called as `kernel(n_tasks, *arguments)`; the tasks run in
+parallel. It is compiled with numba at its first call, never at import, once for each list of argument types:
+
+- `device` functions are inlined into their callers; a `routine` is compiled once by itself and called by its symbol, so
+  that a big piece of code is optimised once and not again inside each of its callers;
+- one parallel loop, `_run`, serves all kernels: it calls a kernel's machine code by its address (numba takes longer to
+  compile a `prange` than to compile most kernels);
+- machine code is cached on disk. The cache folder's name is a hash of all kernel sources, of the versions of numba and
+  Python, and of the CPU, because numba's own cache does not notice an edit in a helper that another file inlines.
+
+What a task computes depends on the problem and its cut alone, and no number depends on the cut, so results are the same,
+bit for bit, on 1 to N threads. numba's own settings are left as they are: they belong to the user's process. Kernels
+run one at a time, under a process-wide lock, since numba's workqueue layer (its last choice) aborts when two Python
+threads enter it at once. In a forked child of a process whose threads were OpenMP's (which would kill the child), the
+tasks run one after another.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import pathlib
+import pickle
 import platform
 import sys
 import tempfile
 import threading
 import warnings
 
+import llvmlite.binding as llvm
+import llvmlite.ir as ir
 import numba
 import numpy as np
-from numba.core import caching
+from numba import prange, types
+from numba.core import ccallback, cgutils, compiler, serialize
+from numba.extending import intrinsic
 
 # No nnan, no ninf: -inf masks and NaN keep their meaning.
 FASTMATH = {"contract", "reassoc", "arcp", "nsz"}
 
-_lock = threading.RLock()
+lock = threading.RLock()
 _num_threads = min(numba.config.NUMBA_NUM_THREADS, os.cpu_count() or 1)
 _serial = False  # True in a forked child that must not enter OpenMP
-_announced = False
 
 
 def set_num_threads(n: int) -> None:
@@ -86,8 +96,6 @@ def _fingerprint() -> str:
     for source in sorted(pathlib.Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode())
         digest.update(source.read_bytes())
-    import llvmlite.binding as llvm
-
     facts = (
         numba.__version__,
         sys.version,
@@ -141,39 +149,46 @@ def cache_folder() -> pathlib.Path:
     return _folder
 
 
-class _Locator(caching._CacheLocator):
-    """Tells numba's disk cache to use our folder; the folder's name already says which sources and which CPU."""
-
-    def __init__(self, py_func, py_file):
-        self._name = pathlib.Path(py_file).stem
-        self._line = py_func.__code__.co_firstlineno
-
-    def get_cache_path(self):
-        return str(cache_folder())
-
-    def get_source_stamp(self):
-        return "the folder's name is the stamp"
-
-    def get_disambiguator(self):
-        return f"{self._name}-{self._line}"
-
-    @classmethod
-    def from_function(cls, py_func, py_file):
-        return cls(py_func, py_file)
+def _digest(signature) -> str:
+    return hashlib.sha256(repr(signature).encode()).hexdigest()[:16]
 
 
-class _CacheImpl(caching.CompileResultCacheImpl):
-    _locator_classes = [_Locator]
+class _Cache:
+    """The machine code of one function on disk: a file for each signature, written beside and renamed.
 
+    A file also names the routines that the code calls by symbol, which must be there before it is loaded. (numba's own
+    cache has one index for all signatures of a function; two processes that write it at once can swap their code.)
+    """
 
-class _Cache(caching.FunctionCache):
-    _impl_class = _CacheImpl
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.routines: list[tuple[str, tuple]] = []
+
+    def _path(self, sig) -> pathlib.Path:
+        return cache_folder() / f"{self.name}-{_digest(sig)}"
 
     def load_overload(self, sig, target_context):
-        found = super().load_overload(sig, target_context)
-        if found is None:
+        target_context.refresh()
+        try:
+            routines, payload = pickle.loads(self._path(sig).read_bytes())
+        except (OSError, EOFError, pickle.UnpicklingError):
             _announce()
-        return found
+            return None
+        for name, types_ in routines:
+            Routine.known[name].symbol(types_)
+        return compiler.CompileResult._rebuild(target_context, *payload)
+
+    def save_overload(self, sig, result) -> None:
+        path = self._path(sig)
+        beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+        try:
+            beside.write_bytes(serialize.dumps((self.routines, result._reduce())))
+            os.replace(beside, path)
+        except OSError:  # a full disk: the code runs, and is compiled again next time
+            beside.unlink(missing_ok=True)
+
+
+_announced = False
 
 
 def _announce() -> None:
@@ -181,56 +196,217 @@ def _announce() -> None:
     global _announced
     if not _announced:
         _announced = True
-        print(
-            "tinygrad_tf: compiling its kernels for this CPU, once (about half a minute)", file=sys.stderr, flush=True
-        )
+        print("tinygrad_tf: compiling its kernels for this CPU (later runs load them)", file=sys.stderr, flush=True)
 
 
-# -- compiling and calling ---------------------------------------------------------------------------------------------
+# -- compiling ---------------------------------------------------------------------------------------------------------
+
+OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
+_compiling: list[_Cache] = []  # the caches of what is being compiled, outermost first
 
 
 def device(function):
-    """Compile a small function that kernels inline."""
-    return numba.njit(fastmath=FASTMATH, error_model="numpy")(function)
+    """Compile a small function that its callers inline."""
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
-def _compile(function, parallel: bool):
-    compiled = numba.njit(parallel=parallel, fastmath=FASTMATH, error_model="numpy", boundscheck=False)(function)
-    if parallel:
-        compiled._cache = _Cache(function)
-    return compiled
+def _name(function) -> str:
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+
+
+def _compile(function, name: str, signature, **options) -> int:
+    """The address of the machine code of `function`, in C's calling convention; from the disk where it is there."""
+    code = ccallback.CFunc(function, signature, {}, {"nopython": True, **OPTIONS, **options})
+    code._cache = cache = _Cache(name)
+    _compiling.append(cache)
+    try:
+        code.compile()
+    finally:
+        _compiling.pop()
+    _alive.append(code)
+    return code.address
+
+
+_alive: list[ccallback.CFunc] = []  # what is compiled stays
+
+
+class Routine:
+    """A function that is compiled once by itself for each list of argument types; kernels call it by its symbol."""
+
+    known: dict[str, Routine] = {}
+
+    def __init__(self, function, returns) -> None:
+        self.function, self.returns = function, returns
+        self.name = _name(function)
+        self.symbols: dict[tuple, str] = {}
+        self.known[self.name] = self
+
+    def symbol(self, argument_types: tuple) -> str:
+        """The symbol under which the machine code for these types is found; compiled or loaded if it is new."""
+        if argument_types not in self.symbols:
+            address = _compile(self.function, self.name, (argument_types, self.returns))
+            symbol = f"tinygrad_tf.{self.name}.{_digest(argument_types)}"
+            llvm.add_symbol(symbol, address)
+            self.symbols[argument_types] = symbol
+        return self.symbols[argument_types]
+
+
+def routine(returns=types.void):
+    """Compile a big function once, to be called, not inlined; `returns` is its result's type."""
+
+    def decorate(function):
+        made = Routine(function, returns)
+
+        def call(typing_context, *arguments):
+            argument_types = tuple(types.unliteral(a) for a in arguments)
+            symbol = made.symbol(argument_types)
+            if _compiling:
+                _compiling[-1].routines.append((made.name, argument_types))
+
+            def generate(context, builder, signature, values):
+                result = ir.VoidType() if returns == types.void else context.get_value_type(returns)
+                kind = ir.FunctionType(result, [v.type for v in values])
+                answer = builder.call(cgutils.get_or_insert_function(builder.module, kind, symbol), values)
+                return context.get_dummy_value() if returns == types.void else answer
+
+            return returns(*argument_types), generate
+
+        own = inspect.signature(function)  # numba matches the arguments of a call with these parameters
+        context = inspect.Parameter("typing_context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        call.__signature__ = own.replace(parameters=[context, *own.parameters.values()])
+        return intrinsic(call)
+
+    return decorate
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _call_task(typing_context, task, slots, t, n_tasks):
+    """task(slots, t, n_tasks), task the address of a C function of three integers."""
+
+    def generate(context, builder, signature, values):
+        kind = ir.FunctionType(ir.VoidType(), [v.type for v in values[1:]])
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    return types.void(task, slots, t, n_tasks), generate
+
+
+def _run(task, slots, n_tasks):
+    for t in prange(n_tasks):
+        _call_task(task, slots, t, n_tasks)
+
+
+def _run_serially(task, slots, n_tasks):
+    for t in range(n_tasks):
+        _call_task(task, slots, t, n_tasks)
+
+
+@intrinsic
+def _launch(typing_context, runner, kernel, n_tasks, arguments):
+    """Run kernel(t, n_tasks, *arguments) for every t below n_tasks: in place if there is but one, else by the runner.
+
+    The kernel's address and the arguments lie in a struct on the stack; the runner gets its address, and that of a
+    function, made here, that takes the struct apart and calls the kernel.
+    """
+
+    def generate(context, builder, signature, values):
+        runner_, kernel_, n_tasks_, tuple_ = values
+        integer = n_tasks_.type
+        parts = [builder.extract_value(tuple_, i) for i in range(len(arguments))]
+        struct = ir.LiteralStructType([integer, *(p.type for p in parts)])
+        three = ir.FunctionType(ir.VoidType(), [integer] * 3)
+        task = ir.Function(builder.module, three, builder.module.get_unique_name("tinygrad_tf.task"))
+        task.linkage = "internal"
+        inside = ir.IRBuilder(task.append_basic_block())
+        slots, t, n = task.args
+        taken = inside.load(inside.inttoptr(slots, struct.as_pointer()))
+        address, *numbers = [inside.extract_value(taken, i) for i in range(len(parts) + 1)]
+        kind = ir.FunctionType(ir.VoidType(), [integer, integer, *(p.type for p in parts)])
+        inside.call(inside.inttoptr(address, kind.as_pointer()), [t, n, *numbers])
+        inside.ret_void()
+
+        place = cgutils.alloca_once(builder, struct)
+        for i, part in enumerate([kernel_, *parts]):
+            builder.store(part, cgutils.gep_inbounds(builder, place, 0, i))
+        here = builder.ptrtoint(place, integer)
+        with builder.if_else(builder.icmp_signed("==", n_tasks_, integer(1))) as (alone, together):
+            with alone:
+                builder.call(task, [here, integer(0), n_tasks_])
+            with together:
+                run = builder.inttoptr(runner_, three.as_pointer())
+                builder.call(run, [builder.ptrtoint(task, integer), here, n_tasks_])
+        return context.get_dummy_value()
+
+    return types.void(runner, kernel, n_tasks, arguments), generate
+
+
+_runners: dict[bool, int] = {}
+_entries: dict[tuple, numba.core.dispatcher.Dispatcher] = {}
+
+
+def _runner() -> int:
+    """The address of the loop over tasks."""
+    if _serial not in _runners:
+        three = ((types.intp,) * 3, types.void)
+        function = _run_serially if _serial else _run
+        _runners[_serial] = _compile(function, _name(function), three, parallel=not _serial)
+    return _runners[_serial]
+
+
+def _entry(argument_types: tuple):
+    """What Python calls to launch any kernel with arguments of these types, and of no others."""
+    if argument_types not in _entries:
+
+        def entry(runner, kernel, n_tasks, *arguments):
+            _launch(runner, kernel, n_tasks, arguments)
+
+        made = numba.njit(no_cfunc_wrapper=True, **OPTIONS)(entry)
+        made._cache = _Cache("entry")
+        made.compile((types.intp,) * 3 + (types.BaseTuple.from_types(argument_types),))
+        made.disable_compile()
+        _entries[argument_types] = made
+    return _entries[argument_types]
 
 
 class Kernel:
-    """A parallel numba function: compiled at its first call, run one at a time."""
+    """A function of its task, (t, n_tasks, *arguments): compiled at its first call, run for every t at once."""
 
-    def __init__(self, function):
+    def __init__(self, function) -> None:
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        self.function = function
-        self.compiled = None
-        self.serial = None
+        self.compiled: dict[tuple, tuple] = {}
 
-    def __call__(self, *args):
-        with _lock:
-            if _serial:
-                if self.serial is None:
-                    self.serial = _compile(self.function, parallel=False)
-                return self.serial(*args)
-            if self.compiled is None:
-                self.compiled = _compile(self.function, parallel=True)
-            return self.compiled(*args)
+    def __call__(self, n_tasks: int, *arguments) -> None:
+        key = tuple([(a.dtype, a.ndim) if type(a) is np.ndarray else type(a) for a in arguments])
+        with lock:
+            found = self.compiled.get(key)
+            if found is None:
+                argument_types = tuple(numba.typeof(a) for a in arguments)
+                signature = ((types.intp, types.intp, *argument_types), types.void)
+                address = _compile(self.__wrapped__, _name(self.__wrapped__), signature)
+                found = self.compiled[key] = _entry(argument_types), address
+            entry, address = found
+            entry(_runners.get(_serial) or _runner(), address, n_tasks, *arguments)
 
 
 def kernel(function):
-    """Compile a function of ndarrays and numbers with numba (parallel, cached); see this module's text for the rules."""
+    """Make a function of (t, n_tasks, *arguments) a kernel, see `Kernel`; arguments are numbers and `contiguous` arrays."""
     return Kernel(function)
+
+
+@device
+def share(t, n_tasks, n):
+    """The part (first, end) of n things that is task t's."""
+    return t * n // n_tasks, (t + 1) * n // n_tasks
 
 
 def _after_fork_in_child() -> None:
     global _serial
-    _lock.release()
+    lock.release()
     try:
         _serial = numba.threading_layer() != "workqueue"
     except ValueError:  # no threads were started yet
@@ -238,4 +414,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_after_fork_in_child)

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-EXACT = {"fastmath": {"contract"}, "error_model": "numpy"}
+EXACT = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 
 f32 = np.float32
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6

@@ -22,17 +22,6 @@ def panel(dtype: np.dtype) -> int:
     return PANEL_BYTES // dtype.itemsize
 
 
-@intrinsic
-def keep_apart(typing):
-    """Written into a device function, keeps LLVM from copying it into its callers: a third of the compile time."""
-
-    def generate(context, builder, sig, args):
-        builder.function.attributes.add("noinline")
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
 def _pointer(context, builder, array_type, array, offset):
     data = context.make_array(array_type)(context, builder, array).data
     return builder.gep(data, [offset])
