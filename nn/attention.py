@@ -169,10 +169,11 @@ class MultiHeadAttention(Module):
         return cache[0]
 
     def _project(self, query: tg.Tensor, key: tg.Tensor, value: tg.Tensor) -> list[tg.Tensor]:
-        """q, k, v, each (B, T, heads · width): parts of one product as far as the inputs are one."""
-        inputs = [query, key, value]
-        if key is query and value is query:
-            return list(self.in_proj(query).split(self._sizes, -1))
+        """q, k, v, each (B, heads, T, width), strided views: parts of one product as far as the inputs are one."""
+        inputs, heads = [query, key, value], [self.n_heads, self.n_kv_heads, self.n_kv_heads]
+        if key is query and value is query and self.d_k == self.d_v:
+            y = self.in_proj(query)
+            return list(y.reshape(*y.shape[:2], sum(heads), self.d_k).transpose(1, 2).split(heads, 1))
         parts: list[tg.Tensor] = []
         first = 0
         while first < 3:
@@ -187,7 +188,7 @@ class MultiHeadAttention(Module):
             )
             parts += [y] if first == last else list(y.split(self._sizes[first : last + 1], -1))
             first = last + 1
-        return parts
+        return [x.reshape(*x.shape[:2], h, -1).transpose(1, 2) for x, h in zip(parts, heads, strict=True)]
 
     def _attend(
         self,
@@ -199,12 +200,7 @@ class MultiHeadAttention(Module):
         need_weights: bool,
     ) -> Any:
         batch, n_queries, _ = query.shape
-        widths = [(self.n_heads, self.d_k), (self.n_kv_heads, self.d_k), (self.n_kv_heads, self.d_v)]
-        # strided views: no copy is made on the way to attention
-        q, k, v = (
-            x.reshape(batch, x.shape[1], heads, width).transpose(1, 2)
-            for x, (heads, width) in zip(self._project(query, key, value), widths, strict=True)
-        )  # (B, H, T, d)
+        q, k, v = self._project(query, key, value)
         if isinstance(self.position, Rotary):
             offset = 0 if cache is None else cache.length
             q, k = self.position(q, offset), self.position(k, offset)

@@ -35,8 +35,9 @@ from .creation import (
     zeros_like,
 )
 from .function import Function, checkpoint
-from .graph import detect_anomaly, enable_grad, grad, is_grad_enabled, no_grad, reference
+from .graph import grad
 from .kernels.runtime import get_num_threads, set_num_threads
+from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference
 from .ops.elementwise import where
 from .ops.shape import cat, stack
 from .rng import get_rng_state, manual_seed, set_rng_state

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import graph, rng
+from . import graph, modes, rng
 from .graph import Array, Node, Op, Saved, TensorBase
 
 
@@ -146,7 +146,7 @@ class Function:
         inputs = [args[i] if args[i]._requires_grad else None for i in positions]
         needs = tuple(isinstance(a, TensorBase) and a._requires_grad for a in args)
         ctx = Context(op, needs)
-        with graph.no_grad():
+        with modes.no_grad():
             result = cls.forward(ctx, *args)
         single = not isinstance(result, tuple)
         outputs = (result,) if single else result
@@ -156,7 +156,7 @@ class Function:
                     f"{cls.__name__}.forward must return a Tensor or a tuple of them, got {type(o).__name__}"
                 )
         node = None
-        if graph.is_grad_enabled() and any(needs):
+        if modes.is_grad_enabled() and any(needs):
             graph.check_inputs(cls.__name__, inputs)
             node = Node(op, inputs, [o._data for o in outputs])
             node.static = positions
@@ -220,7 +220,7 @@ class _Recompute:
         now = rng.get_rng_state()
         rng.set_rng_state(self.rng)
         try:
-            with graph.enable_grad(), graph.Mode(graph._packer, collect):
+            with modes.enable_grad(), modes.Mode(modes._packer, collect):
                 self.function(*args, **self.kwargs)
         finally:
             rng.set_rng_state(now)
@@ -243,8 +243,8 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     >>> bool((x.grad == tg.exp(x)).all())
     True
     """
-    if not graph.is_grad_enabled():
+    if not modes.is_grad_enabled():
         return function(*args, **kwargs)
     frame = _Recompute(function, args, kwargs)
-    with graph.Mode(graph._packer, frame.pack):
+    with modes.Mode(modes._packer, frame.pack):
         return function(*args, **kwargs)

@@ -16,13 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from .modes import Array, Mode, _anomaly, _grad_enabled, _packer, _records, _reference
-
-from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference  # fmt: skip  # isort: skip
-from .recording import Record, check_finite, record, user_line
-
-# What a user of the engine's inside finds here, beside what is defined below.
-MODES = (Mode, Record, record, _reference, detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference)
+from .modes import Array, Mode, _anomaly, _grad_enabled, _packer, _records
+from .recording import Record, check_finite, user_line
+from .recording import record as record  # graph.record()
 
 # -- tensors as the graph sees them ------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from . import graph
+from . import graph, modes
 from .graph import Array, TensorBase
 from .ops import comparison, elementwise, indexing, normalization, products, reductions, shape
 
@@ -293,7 +293,7 @@ class Tensor(TensorBase):
         index = indexing._plain(index)
         if not isinstance(value, TensorBase):
             value = np.asarray(value, dtype=self.dtype)
-        if graph.is_grad_enabled() and (self._requires_grad or isinstance(value, TensorBase) and value._requires_grad):
+        if modes.is_grad_enabled() and (self._requires_grad or isinstance(value, TensorBase) and value._requires_grad):
             graph.in_place(self, indexing.setitem(self, index, value), "setitem")
             return
         if not self._data.flags.writeable:

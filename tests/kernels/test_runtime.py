@@ -111,3 +111,25 @@ def test_contiguous_copies_only_when_it_must() -> None:
         c = runtime.contiguous(b)
         assert c.flags.carray and c.dtype.isnative and (c == b).all()
     assert runtime.contiguous(a, np.float32).dtype == np.float32
+
+
+SAME_BITS = """
+import hashlib, numpy as np
+from tinygrad_tf.kernels import activation, normalization
+rng = np.random.default_rng(0)
+x, g = (rng.standard_normal((50, 130)).astype(np.float32) for _ in range(2))
+weight = rng.standard_normal(130).astype(np.float32)
+y, mean, rstd = normalization.layer_norm(x, weight, weight, 1e-5)
+results = (y, *normalization.layer_norm_backward(g, x, weight, mean, rstd), activation.gelu_backward(g, x))
+print(hashlib.sha256(b"".join(a.tobytes() for a in results)).hexdigest())
+"""
+
+
+def test_code_that_is_loaded_computes_what_fresh_code_does(tmp_path: Path) -> None:
+    """Bit for bit: the process that compiles, and the next one that finds the machine code on disk."""
+    environment = {**os.environ, "TINYGRAD_TF_CACHE_DIR": str(tmp_path)}
+    done = [subprocess.run([sys.executable, "-c", SAME_BITS], env=environment, capture_output=True, text=True, timeout=120)
+            for _ in range(2)]  # fmt: skip
+    assert all(d.returncode == 0 for d in done), done[0].stderr
+    assert "compiling" in done[0].stderr and "compiling" not in done[1].stderr
+    assert done[0].stdout == done[1].stdout

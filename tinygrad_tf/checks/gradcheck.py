@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import graph, rng
+from .. import graph, modes, rng
 from ..graph import Array, TensorBase
 
 
@@ -59,7 +59,7 @@ class _Problem:
         return floats
 
     def values(self) -> list[Array]:
-        with graph.no_grad():
+        with modes.no_grad():
             return [np.array(o._data) for o in self.outputs()]
 
 
@@ -221,7 +221,7 @@ def gradgradcheck(
         def __call__(self, *args: Any) -> Any:
             own, us = args[:n], args[n:]
             asked = [a for a in own if isinstance(a, TensorBase) and a._requires_grad] + parameters
-            with graph.enable_grad():
+            with modes.enable_grad():
                 out = fn(*own)
                 outs = list(out) if isinstance(out, (list, tuple)) else [out]
                 floats = [o for o in outs if isinstance(o, TensorBase) and o._data.dtype.kind == "f"]

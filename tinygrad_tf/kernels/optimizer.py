@@ -1,49 +1,83 @@
-"""AdamW in place, the sum of squares for a gradient's norm, and sums and products in place."""
+"""AdamW in place, the sum of squares for a gradient's norm, and scaling: each over many arrays in one pass.
+
+The arrays are cut into blocks of at most BLOCK numbers, and the blocks are shared among the tasks, so a model's many
+small parameters cost one call. The kernels get the blocks' addresses; `like` is there for the dtype.
+"""
 
 import math
 
+import numba
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
 from .normalization import row_dot
-from .runtime import contiguous, kernel, share, tasks
+from .runtime import contiguous, device, kernel, share, tasks
 
-SUM_BLOCK = 16384
+BLOCK = 16384
+
+
+@intrinsic
+def _pointer(typing, like, address):
+    """The address as a pointer to numbers of like's dtype."""
+    pointer = types.CPointer(like.dtype)
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[1], context.get_value_type(pointer))
+
+    return pointer(like, types.intp), generate
+
+
+@device
+def _numbers(like, address, n):
+    return numba.carray(_pointer(like, address), (n,))
 
 
 @kernel
-def _adamw(t, n_tasks, p, g, m, v, keep, beta1, beta2, rest1, rest2, step_size, root, eps):
-    first, end = share(t, n_tasks, len(p))
-    ps, gs, ms, vs = p[first:end], g[first:end], m[first:end], v[first:end]
-    for i in range(len(ps)):
-        mi = beta1 * ms[i] + rest1 * gs[i]
-        vi = beta2 * vs[i] + rest2 * (gs[i] * gs[i])
-        ms[i] = mi
-        vs[i] = vi
-        ps[i] = ps[i] * keep - step_size * (mi / (np.sqrt(vi) * root + eps))
+def _adamw(t, n_tasks, like, blocks, lengths, keep, beta1, beta2, rest1, rest2, step_size, root, eps):
+    for b in range(*share(t, n_tasks, len(lengths))):
+        n = lengths[b]
+        p, g = _numbers(like, blocks[0, b], n), _numbers(like, blocks[1, b], n)
+        m, v = _numbers(like, blocks[2, b], n), _numbers(like, blocks[3, b], n)
+        for i in range(n):
+            mi = beta1 * m[i] + rest1 * g[i]
+            vi = beta2 * v[i] + rest2 * (g[i] * g[i])
+            m[i] = mi
+            v[i] = vi
+            p[i] = p[i] * keep - step_size * (mi / (np.sqrt(vi) * root + eps))
 
 
 @kernel
-def _sum_of_squares(t, n_tasks, a, partial):
-    blocks = len(partial)
-    for b in range(*share(t, n_tasks, blocks)):
-        block = a[b * SUM_BLOCK : min((b + 1) * SUM_BLOCK, len(a))]
+def _sum_of_squares(t, n_tasks, like, blocks, lengths, partial):
+    for b in range(*share(t, n_tasks, len(lengths))):
+        block = _numbers(like, blocks[0, b], lengths[b])
         partial[b] = row_dot(block, block)
 
 
 @kernel
-def _add_into(t, n_tasks, a, b):
-    first, end = share(t, n_tasks, len(a))
-    part, added = a[first:end], b[first:end]
-    for i in range(len(part)):
-        part[i] += added[i]
+def _scale(t, n_tasks, like, blocks, lengths, factor):
+    for b in range(*share(t, n_tasks, len(lengths))):
+        block = _numbers(like, blocks[0, b], lengths[b])
+        for i in range(len(block)):
+            block[i] *= factor
 
 
-@kernel
-def _scale_into(t, n_tasks, a, factor):
-    first, end = share(t, n_tasks, len(a))
-    part = a[first:end]
-    for i in range(len(part)):
-        part[i] *= factor
+def _cut(*lists):
+    """(blocks, lengths, tasks): the addresses of the blocks of each list's arrays, one row a list, and their lengths.
+
+    All arrays are contiguous and of one dtype; those at one place of the lists have one size.
+    """
+    sizes = [a.size for a in lists[0]]
+    item = lists[0][0].itemsize
+    steps = [np.arange(0, size, BLOCK) for size in sizes]
+    lengths = np.concatenate([np.minimum(BLOCK, size - step) for size, step in zip(sizes, steps, strict=True)])
+    blocks = np.array(
+        [
+            np.concatenate([a.__array_interface__["data"][0] + step * item for a, step in zip(row, steps, strict=True)])
+            for row in lists
+        ]
+    )
+    return blocks, lengths, tasks(sum(sizes))
 
 
 def adamw(params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_decay, step):
@@ -69,29 +103,36 @@ def adamw(params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_de
             eps,
         )
     ]
-    for p, g, m, v in zip(params, grads, exp_avgs, exp_avg_sqs, strict=True):
-        _adamw(tasks(p.size), p.reshape(-1), contiguous(g).reshape(-1), m.reshape(-1), v.reshape(-1), *numbers)
+    grads = [contiguous(g) for g in grads]
+    blocks, lengths, n_tasks = _cut(params, grads, exp_avgs, exp_avg_sqs)
+    _adamw(n_tasks, np.empty(1, kind), blocks, lengths, *numbers)
 
 
-def sum_of_squares(a):
-    """The sum of the squares of all elements, in float64."""
-    flat = contiguous(a).reshape(-1)
-    partial = np.empty((flat.size + SUM_BLOCK - 1) // SUM_BLOCK)
-    _sum_of_squares(tasks(flat.size), flat, partial)
-    return float(partial.sum())
+def _by_dtype(arrays):
+    found = {}
+    for a in arrays:
+        found.setdefault(a.dtype, []).append(a)
+    return found.values()
 
 
-def add_into(a, b):
-    """a += b, in place. a and b have one shape; a large a is shared among the threads."""
-    if a.size < 1 << 17 or not a.flags.carray or a.dtype != b.dtype:
-        np.add(a, b, out=a)
-    else:
-        _add_into(tasks(a.size), a.reshape(-1), contiguous(b).reshape(-1))
+def sum_of_squares(arrays):
+    """The sum of the squares of all elements of all arrays, in float64."""
+    total = 0.0
+    for group in _by_dtype([contiguous(a) for a in arrays]):
+        blocks, lengths, n_tasks = _cut(group)
+        partial = np.empty(len(lengths))
+        _sum_of_squares(n_tasks, np.empty(1, group[0].dtype), blocks, lengths, partial)
+        total += float(partial.sum())
+    return total
 
 
-def scale_into(a, factor):
-    """a *= factor, in place; a large a is shared among the threads."""
-    if a.size < 1 << 17 or not a.flags.carray:
-        np.multiply(a, a.dtype.type(factor), out=a)
-    else:
-        _scale_into(tasks(a.size), a.reshape(-1), a.dtype.type(factor))
+def scale(arrays, factor):
+    """a *= factor, in place, for each of the arrays."""
+    for group in _by_dtype(arrays):
+        whole = [a for a in group if a.flags.carray]
+        if whole:
+            blocks, lengths, n_tasks = _cut(whole)
+            _scale(n_tasks, np.empty(1, whole[0].dtype), blocks, lengths, whole[0].dtype.type(factor))
+        for a in group:
+            if not a.flags.carray:
+                a *= a.dtype.type(factor)

@@ -206,8 +206,12 @@ _compiling: list[_Cache] = []  # the caches of what is being compiled, outermost
 
 
 def device(function):
-    """Compile a small function that its callers inline."""
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+    """Compile a small function that its callers inline: always, or it would have two bodies, of one symbol.
+
+    Its own, and the copy inside the caller's code, optimised once more. A process that compiles would call the one, and a
+    process that loads the code from disk the other, with results that differ in the last bit.
+    """
+    return numba.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
 def _name(function) -> str:

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .. import graph
+from .. import graph, modes
 from ..graph import Array, Node, Op, Saved, TensorBase
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -91,9 +91,16 @@ class _Callable(Op):
 class Primitive(_Callable):
     """An operation with one gradient rule per differentiable input (see this module's text)."""
 
-    def __init__(self, function: Callable[..., Any], rules: dict[str, Callable[..., Any]], promote: bool, view: bool):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        rules: dict[str, Callable[..., Any]],
+        promote: bool = False,
+        view: bool = False,
+        several: bool = False,
+    ):
         super().__init__(function, list(rules))
-        self.promote, self.view = promote, view
+        self.promote, self.view, self.several = promote, view, several
         if promote:
             self.positions = tuple(i for i, name in enumerate(self.parameters) if name in "ab")
             self.inputs = tuple(name for name in self.parameters if name in "ab") if rules else ()
@@ -115,11 +122,13 @@ class Primitive(_Callable):
             self._match(arrays)
         if self.variadic:
             arrays[0] = [m._data if isinstance(m, TensorBase) else operand(m, first, self.name) for m in members]
-        out = np.asarray(self.function(*arrays))
+        result = self.function(*arrays)
+        outs = list(result) if self.several else [np.asarray(result)]
+        out = outs[0]
         if out.dtype == _FLOAT64 and not any(
             isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)
         ):
-            out = out.astype(_FLOAT32)  # numpy's answer to integers; ours is float32
+            out = outs[0] = out.astype(_FLOAT32)  # numpy's answer to integers; ours is float32
         node = None
         inputs: list[TensorBase | None]
         if not self.inputs:
@@ -129,16 +138,17 @@ class Primitive(_Callable):
         else:
             inputs = [values[p] if isinstance(values[p], TensorBase) and values[p]._requires_grad else None
                       for p in self.positions]  # fmt: skip
-        if graph._grad_enabled.get() and out.dtype.kind == "f" and any(t is not None for t in inputs):
+        if modes._grad_enabled.get() and out.dtype.kind == "f" and any(t is not None for t in inputs):
             graph.check_inputs(self.name, inputs)
-            node = Node(self, inputs, [out])
+            node = Node(self, inputs, outs)
             self._save(node, values, inputs, out)
-        result = graph.finish(self, node, values, [out])[0]
+        results = graph.finish(self, node, values, outs)
         if self.view and np.may_share_memory(out, first._data):
-            result._storage, result._version = first._storage, first._version
+            for result in results:
+                result._storage, result._version = first._storage, first._version
         if node is not None and "out" in node.saved:
-            node.saved["out"].watch(result)
-        return result
+            node.saved["out"].watch(results[0])
+        return tuple(results) if self.several else results[0]
 
     def _promote(self, values: list[Any], first: TensorBase) -> None:
         """Give the scalars and ndarrays among the operands a Tensor's dtype."""
@@ -192,24 +202,30 @@ class Primitive(_Callable):
             name: [open_(v) for v in value] if isinstance(value, list) else open_(value)
             for name, value in node.saved.items()
         }
+        g = grads[0]
+        if self.several:
+            g = [np.zeros(*meta) if part is None else part for part, meta in zip(grads, node.outputs, strict=True)]
         results: list[Any] = []
         for i, needed in enumerate(needs):
             rule, names = self.rules[0 if self.variadic else i]
             if not needed:
                 results.append(None)
                 continue
-            results.append(rule(grads[0], *[i if name == "i" else opened[name] for name in names]))
+            results.append(rule(g, *[i if name == "i" else opened[name] for name in names]))
         return results
 
 
-def primitive(*, promote: bool = False, view: bool = False, **rules: Callable[..., Any]) -> Callable[..., Primitive]:
+def primitive(
+    *, promote: bool = False, view: bool = False, several: bool = False, **rules: Callable[..., Any]
+) -> Callable[..., Primitive]:
     """Make an operation of a function on ndarrays; each keyword is the gradient rule of the input of that name.
 
     Args:
         promote: scalars and ndarrays among the inputs take the Tensors' dtype (binary arithmetic).
         view: the result may share the first input's memory, and then shares its version counter.
+        several: the function returns a tuple of results, and `g` is the list of their gradients.
     """
-    return lambda function: Primitive(function, rules, promote, view)
+    return lambda function: Primitive(function, rules, promote, view, several)
 
 
 class Fused(_Callable):
@@ -232,7 +248,7 @@ class Fused(_Callable):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._bind(args, kwargs)
-        if graph._reference.get():
+        if modes._reference.get():
             return self.definition(*values)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
         self._check_dtypes(arrays)
@@ -244,7 +260,7 @@ class Fused(_Callable):
             for p in self.positions
         ]
         node = None
-        if graph._grad_enabled.get() and any(t is not None for t in inputs):
+        if modes._grad_enabled.get() and any(t is not None for t in inputs):
             graph.check_inputs(self.name, inputs)
             node = Node(self, inputs, [out])
             node.static = [v if not isinstance(v, (TensorBase, np.ndarray)) else None for v in values]
@@ -289,7 +305,7 @@ def differentiate(
     """
     from .elementwise import identity
 
-    with graph.enable_grad():
+    with modes.enable_grad():
         stand_ins = list(values)
         wanted = [p for p, needed in zip(positions, needs, strict=True) if needed]
         for p in wanted:

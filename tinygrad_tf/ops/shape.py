@@ -149,8 +149,28 @@ def split(x: Any, size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
         sizes = [int(s) for s in size]
         if sum(sizes) != n:
             raise ValueError(f"split: the sizes {sizes} add up to {sum(sizes)}, the axis has length {n}")
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(narrow(x, axis, a, s) for a, s in zip(starts, sizes, strict=True))
+    if not sizes:
+        return ()
+    if min(sizes) < 0:
+        raise ValueError(f"split: the sizes must not be negative, got {sizes}")
+    return _split(x, tuple(sizes), axis)  # type: ignore[no-any-return]
+
+
+@primitive(x=lambda g, dim: _join(g, dim), view=True, several=True)
+def _split(x: Any, sizes: tuple[int, ...], dim: int) -> Any:
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return tuple(x[(slice(None),) * dim + (slice(end - n, end),)] for n, end in zip(sizes, ends, strict=True))
+
+
+_split.name = "split"
+
+
+@primitive(tensors=lambda g, i, tensors_shape, dim: _cat_part(g, i, tensors_shape, dim))
+def _join(tensors: Sequence[Any], dim: int) -> Any:
+    """The transpose of `split`: `cat`, in the order in which the parts lie in memory, so that nothing is copied twice."""
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(t.shape[dim] for t in tensors)
+    return np.concatenate(tensors, axis=dim, out=np.empty_like(tensors[0], shape=shape))
 
 
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:

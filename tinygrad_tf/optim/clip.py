@@ -42,12 +42,12 @@ def clip_grad_norm_(
         raise ValueError(f"clip_grad_norm_: max_norm must be at least 0, got {max_norm}")
     unique = {id(p): p for p in ([parameters] if isinstance(parameters, Tensor) else parameters)}
     gradients = [p.grad for p in unique.values() if p.grad is not None]
-    norm = math.sqrt(math.fsum(kernels.sum_of_squares(g._data) for g in gradients)) if gradients else 0.0
+    norm = math.sqrt(kernels.sum_of_squares([g._data for g in gradients]))
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"clip_grad_norm_: the norm of the gradients is {norm}")
     factor = max_norm / (norm + 1e-6)
     if not factor >= 1:  # also for NaN
+        kernels.scale([g._data for g in gradients], factor)
         for g in gradients:
-            kernels.scale_into(g._data, factor)
             g._bump()
     return np.float64(norm)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygrad_tf import graph, rng
+from tinygrad_tf import modes, rng
 from tinygrad_tf.creation import from_numpy
 from tinygrad_tf.nn.module import eval_mode
 
@@ -82,7 +82,7 @@ def evaluate(model: Any, batches: Iterable[Batch]) -> float:
     state = rng.get_rng_state()
     total, tokens = 0.0, 0
     try:
-        with eval_mode(model), graph.no_grad():
+        with eval_mode(model), modes.no_grad():
             for ids, targets in batches:
                 count = count_tokens(targets)
                 if count:
