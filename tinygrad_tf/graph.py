@@ -135,9 +135,9 @@ class Node:
 
     def __init__(self, op: Op, inputs: Sequence[TensorBase | None], outputs: Sequence[Array]):
         self.op = op
-        self.edges: tuple[Edge, ...] = tuple(None if t is None else t._edge() for t in inputs)
-        self.metas = tuple(None if t is None else (t._data.shape, t._data.dtype) for t in inputs)
-        self.outputs = tuple((o.shape, o.dtype) for o in outputs)
+        self.edges: tuple[Edge, ...] = tuple([None if t is None else t._edge() for t in inputs])
+        self.metas = tuple([None if t is None else (t._data.shape, t._data.dtype) for t in inputs])
+        self.outputs = tuple([(o.shape, o.dtype) for o in outputs])
         self.saved: Any = None
         self.static: Any = None
         self.number = next(_counter)
@@ -313,11 +313,12 @@ def run_backward(
             node = heapq.heappop(heap)[1]
             slots = pending.pop(node)
             grads = [slot.value for slot in slots]
-            for index in range(len(slots)):
-                if node.hooks and index in node.hooks and grads[index] is not None:
-                    grads[index] = _run_hooks(node.hooks[index], grads[index])
-                if (node, index) in targets and grads[index] is not None:
-                    captured.setdefault((node, index), _Pending()).add(grads[index], False)
+            if node.hooks or targets:
+                for index in range(len(slots)):
+                    if node.hooks and index in node.hooks and grads[index] is not None:
+                        grads[index] = _run_hooks(node.hooks[index], grads[index])
+                    if (node, index) in targets and grads[index] is not None:
+                        captured.setdefault((node, index), _Pending()).add(grads[index], False)
             if leading is not None and node not in leading:
                 continue
             if node.saved is None:
@@ -326,9 +327,14 @@ def run_backward(
                     "call that one with retain_graph=True to go through the graph twice"
                 )
             needs = tuple(
-                e is not None
-                and (leading is None or (e in targets or e[0] in leading if isinstance(e, tuple) else id(e) in targets))
-                for e in node.edges
+                [
+                    e is not None
+                    and (
+                        leading is None
+                        or (e in targets or e[0] in leading if isinstance(e, tuple) else id(e) in targets)
+                    )
+                    for e in node.edges
+                ]
             )
             results = node.op.gradients(node, grads, needs, create_graph)
             if _anomaly.get():
@@ -353,16 +359,14 @@ def run_backward(
 def _fit(node: Node, result: Any, meta: Any, grads: list[Any]) -> tuple[Any, bool]:
     """A rule's result in its input's shape and dtype, and whether its buffer is nobody else's."""
     shape, dtype = meta
-    if not isinstance(result, TensorBase):
-        result = np.asarray(result)
     fitted = result if result.shape == shape else sum_to(result, shape)
     if isinstance(fitted, TensorBase):
         return (fitted if fitted._data.dtype == dtype else fitted.to(dtype)), False  # type: ignore[attr-defined]
     fitted = np.asarray(fitted)
     if fitted.dtype != dtype:
         fitted = fitted.astype(dtype)
-    own = node.op.owns_gradients and fitted.base is None and fitted.flags.writeable
-    return fitted, own and not any(fitted is g for g in grads)
+    own = fitted.base is None and node.op.owns_gradients and fitted.flags.writeable
+    return fitted, own and not any([fitted is g for g in grads])
 
 
 def _finished(slot: _Pending) -> Any:

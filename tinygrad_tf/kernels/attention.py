@@ -15,10 +15,9 @@ import math
 
 import numpy as np
 from numba import types
-from numpy.lib.stride_tricks import as_strided
 
 from .random import philox
-from .runtime import device, kernel, routine, share, tasks
+from .runtime import address, device, kernel, routine, share, tasks
 from .vector_tile import PANEL_BYTES, block_1_add, block_1_new, block_4_add, block_4_new, row_exp, row_max
 
 TILE = 64  # queries and keys per tile
@@ -666,12 +665,13 @@ def _flat(x: np.ndarray) -> tuple[np.ndarray, list[int]]:
     if flags.carray and x.dtype.isnative:
         return x.reshape(-1), [s // size for s in x.strides[:3]]
     usable = flags.behaved and x.dtype.isnative and (x.shape[3] == 1 or x.strides[3] == size)
+    owner = x.base
+    usable = usable and isinstance(owner, np.ndarray) and owner.flags.carray and owner.dtype == x.dtype
     if not usable or any(s < 0 or s % size for s in x.strides[:3]):
         x = np.array(x, x.dtype.newbyteorder("="), order="C")
         return x.reshape(-1), [s // size for s in x.strides[:3]]
-    steps = [s // size for s in x.strides[:3]]
-    extent = sum((n - 1) * s for n, s in zip(x.shape, steps, strict=False)) + x.shape[3]
-    return as_strided(x, (extent,), (size,)), steps
+    first = (address(x) - address(owner)) // size
+    return owner.reshape(-1)[first:], [s // size for s in x.strides[:3]]
 
 
 def _mask(mask: np.ndarray | None, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, list[int]]:

@@ -232,12 +232,8 @@ def _reserve(dtype: np.dtype, elements: int) -> tuple[np.ndarray, int]:
     found = _scratch.get(dtype)
     if found is None or len(found[0]) < elements + 16:
         array = np.empty(max(elements + elements // 4, 1 << 16) + 16, dtype)
-        found = _scratch[dtype] = array, -(-_address(array) // 64) * 64
+        found = _scratch[dtype] = array, -(-runtime.address(array) // 64) * 64
     return found
-
-
-def _address(a: np.ndarray) -> int:
-    return a.__array_interface__["data"][0]
 
 
 def _strides(a: np.ndarray) -> tuple[np.ndarray, int, int]:
@@ -414,20 +410,20 @@ def _multiply_arrays(
             scratch,
             part,
             split,
-            _address(a),
+            runtime.address(a if a_column == 1 else a.mT),
             _offsets(batch, a.shape[:-2], a.strides[:-2], size),
             a_row,
             a_column,
             pack_a,
-            _address(b),
+            runtime.address(b if b_column == 1 else b.mT),
             _offsets(batch, b.shape[:-2], b.strides[:-2], size),
             b_row,
             b_column,
             direct_b,
-            _address(c),
+            runtime.address(c),
             _offsets(batch, batch, c.strides[:-2], size),
             n,
-            0 if bias is None else _address(bias),
+            0 if bias is None else runtime.address(bias),
             int(relu),
             m,
             n,

@@ -12,7 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from .normalization import row_dot
-from .runtime import contiguous, device, kernel, share, tasks
+from .runtime import address, contiguous, device, kernel, share, tasks
 
 BLOCK = 16384
 
@@ -68,16 +68,17 @@ def _cut(*lists):
     All arrays are contiguous and of one dtype; those at one place of the lists have one size.
     """
     sizes = [a.size for a in lists[0]]
-    item = lists[0][0].itemsize
-    steps = [np.arange(0, size, BLOCK) for size in sizes]
-    lengths = np.concatenate([np.minimum(BLOCK, size - step) for size, step in zip(sizes, steps, strict=True)])
-    blocks = np.array(
+    step = BLOCK * lists[0][0].itemsize
+    lengths = [min(BLOCK, size - first) for size in sizes for first in range(0, size, BLOCK)]
+    blocks = [
         [
-            np.concatenate([a.__array_interface__["data"][0] + step * item for a, step in zip(row, steps, strict=True)])
-            for row in lists
+            start + i * step
+            for start, size in zip(map(address, row), sizes, strict=True)
+            for i in range(-(-size // BLOCK))
         ]
-    )
-    return blocks, lengths, tasks(sum(sizes))
+        for row in lists
+    ]
+    return np.array(blocks, np.int64), np.array(lengths, np.int64), tasks(sum(sizes))
 
 
 def adamw(params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_decay, step):

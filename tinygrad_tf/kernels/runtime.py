@@ -19,6 +19,7 @@ tasks run one after another.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import inspect
 import os
@@ -85,6 +86,14 @@ def contiguous(a: np.ndarray, dtype: np.dtype | type | None = None) -> np.ndarra
     return np.require(
         a, (dtype or a.dtype).newbyteorder("=") if isinstance(dtype or a.dtype, np.dtype) else dtype, ["C", "A", "W"]
     )
+
+
+def address(a: np.ndarray) -> int:
+    """Where the first element of `a` lies in memory."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(a))  # four times faster, but refuses many arrays
+    except (TypeError, ValueError, BufferError):
+        return a.ctypes.data
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

@@ -110,11 +110,10 @@ class Primitive(_Callable):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._bind(args, kwargs)
         members = list(values[0]) if self.variadic else values
-        first = next((v for v in members if isinstance(v, TensorBase)), None)
-        if first is None:
-            first = next((v for v in values if isinstance(v, TensorBase)), None)
-            if first is None:
-                return self.function(*values)
+        tensors = [v for v in members if isinstance(v, TensorBase)] or [v for v in values if isinstance(v, TensorBase)]
+        if not tensors:
+            return self.function(*values)
+        first = tensors[0]
         if self.promote:
             self._promote(values, first)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
@@ -126,7 +125,7 @@ class Primitive(_Callable):
         outs = list(result) if self.several else [np.asarray(result)]
         out = outs[0]
         if out.dtype == _FLOAT64 and not any(
-            isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)
+            [isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)]
         ):
             out = outs[0] = out.astype(_FLOAT32)  # numpy's answer to integers; ours is float32
         node = None
@@ -138,7 +137,7 @@ class Primitive(_Callable):
         else:
             inputs = [values[p] if isinstance(values[p], TensorBase) and values[p]._requires_grad else None
                       for p in self.positions]  # fmt: skip
-        if modes._grad_enabled.get() and out.dtype.kind == "f" and any(t is not None for t in inputs):
+        if out.dtype.kind == "f" and any([t is not None for t in inputs]) and modes._grad_enabled.get():
             graph.check_inputs(self.name, inputs)
             node = Node(self, inputs, outs)
             self._save(node, values, inputs, out)
@@ -253,14 +252,14 @@ class Fused(_Callable):
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
         self._check_dtypes(arrays)
         out, saved = self.forward(*arrays)
-        if not any(isinstance(v, TensorBase) for v in values):
+        if not any([isinstance(v, TensorBase) for v in values]):
             return out
         inputs = [
             values[p] if isinstance(values[p], TensorBase) and values[p]._requires_grad else None
             for p in self.positions
         ]
         node = None
-        if modes._grad_enabled.get() and any(t is not None for t in inputs):
+        if any([t is not None for t in inputs]) and modes._grad_enabled.get():
             graph.check_inputs(self.name, inputs)
             node = Node(self, inputs, [out])
             node.static = [v if not isinstance(v, (TensorBase, np.ndarray)) else None for v in values]
@@ -275,15 +274,16 @@ class Fused(_Callable):
         return result
 
     def _check_dtypes(self, arrays: Sequence[Any]) -> None:
-        kinds = {}
-        for p, name in zip(self.positions, self.inputs, strict=True):
-            a = arrays[p]
-            if isinstance(a, np.ndarray):
-                if a.dtype.kind != "f":
-                    raise TypeError(f"{self.name}: {name} must be float32 or float64, got dtype {a.dtype}")
-                kinds[name] = a.dtype
-        if len(set(kinds.values())) > 1:
-            came = ", ".join(f"{n} is {d}" for n, d in kinds.items())
+        dtypes = [arrays[p].dtype for p in self.positions if isinstance(arrays[p], np.ndarray)]
+        if all([d is _FLOAT32 for d in dtypes]) or all([d is _FLOAT64 for d in dtypes]):
+            return
+        named = {n: arrays[p].dtype for n, p in zip(self.inputs, self.positions, strict=True)
+                 if isinstance(arrays[p], np.ndarray)}  # fmt: skip
+        for name, dtype in named.items():
+            if dtype.kind != "f":
+                raise TypeError(f"{self.name}: {name} must be float32 or float64, got dtype {dtype}")
+        if len(set(dtypes)) > 1:
+            came = ", ".join(f"{n} is {d}" for n, d in named.items())
             raise TypeError(f"{self.name}: the inputs must share one dtype, got: {came}; convert with .to(dtype)")
 
     def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> list[Any]:
