@@ -3,8 +3,8 @@
 C is cut into tiles of MR rows by NR columns. For one tile, `tile_2` walks along K: a row of a B panel is loaded (NR
 numbers, two vectors), each of MR numbers of A is broadcast and multiplied onto it. Around it, from the inside out:
 tiles down a block of MC rows, panels across a chunk of NC columns, blocks of KC terms along K. A panel of B (KC x NR) then
-stays in the L1 cache, a block of A (MC x KC) in L2, a chunk of B (KC x NC) in L3. B is packed into panels, and A into tiles
-(KC x MR), or they are read where they lie where that is as fast. The loops are those of Goto & van de Geijn 2008,
+stays in the L1 cache, a block of A (MC x KC) in L2, a chunk of B (KC x NC) in L3. B is packed into panels, unless
+it serves few rows only, and A into tiles (KC x MR). The loops are those of Goto & van de Geijn 2008,
 "Anatomy of High-Performance Matrix Multiplication", section 5.
 
 Every task packs what it needs for its own part of C: packing twice costs less than waiting for one another. A number
@@ -20,9 +20,12 @@ import numpy as np
 from . import runtime
 from .gemm_tile import (
     MR,
+    SIDES,
     VECTOR_BYTES,
     copy_a,
+    copy_a_sides,
     copy_b,
+    copy_b_sides,
     get,
     put,
     tile_1,
@@ -50,16 +53,17 @@ def _pack_a(like, a, a_row, a_column, rows, depth, target):
     lanes = VECTOR_BYTES // size
     zero = like.dtype.type(0)
     done = 0
-    if a_row == 1:  # neighbours in memory: eight tiles side by side, so that whole cache lines are read
-        whole = rows // MR
-        while done < whole:
-            sides = min(8, whole - done)
+    if a_row == 1:  # neighbours in memory: tiles side by side, so that whole cache lines are read
+        while done < rows // MR:
+            together = done + SIDES <= rows // MR
             for k in range(depth):
                 source = a + (done * MR + k * a_column) * size
                 to = target + (done * depth + k) * MR * size
-                for side in range(sides):
-                    copy_a(like, source + side * MR * size, to + side * depth * MR * size)
-            done += sides
+                if together:
+                    copy_a_sides(like, source, to, depth * MR)
+                else:
+                    copy_a(like, source, to, 0)
+            done += SIDES if together else 1
     for tile in range(done, (rows + MR - 1) // MR):
         source = a + tile * MR * a_row * size
         to = target + tile * depth * MR * size
@@ -81,16 +85,17 @@ def _pack_b(like, b, b_row, b_column, columns, depth, target):
     nr = 2 * lanes
     zero = like.dtype.type(0)
     done = 0
-    if b_column == 1:  # neighbours in memory: four panels side by side, so that longer runs are read
-        whole = columns // nr
-        while done < whole:
-            sides = min(4, whole - done)
+    if b_column == 1:  # neighbours in memory: panels side by side, so that longer runs are read
+        while done < columns // nr:
+            together = done + SIDES <= columns // nr
             for k in range(depth):
                 source = b + (k * b_row + done * nr) * size
                 to = target + (done * depth + k) * nr * size
-                for side in range(sides):
-                    copy_b(like, source + side * nr * size, to + side * depth * nr * size)
-            done += sides
+                if together:
+                    copy_b_sides(like, source, to, depth * nr)
+                else:
+                    copy_b(like, source, to, 0)
+            done += SIDES if together else 1
     for panel in range(done, (columns + nr - 1) // nr):
         source = b + panel * nr * b_column * size
         to = target + panel * depth * nr * size
@@ -132,7 +137,6 @@ def _gemm(
     a_offsets,
     a_row,
     a_column,
-    pack_a,
     b,
     b_offsets,
     b_row,
@@ -191,34 +195,28 @@ def _gemm(
                 )
                 for i0 in range(row0, row1, MC):
                     i1 = min(i0 + MC, row1)
-                    a_block = a_item + (i0 * a_row + k * a_column) * size
-                    own = 0  # rows of this block that are read where they lie
-                    if pack_a == 0:
-                        own = (i1 - i0) // MR * MR
-                    _pack_a(like, a_block + own * a_row * size, a_row, a_column, i1 - i0 - own, deep, packed_a)
+                    _pack_a(like, a_item + (i0 * a_row + k * a_column) * size, a_row, a_column, i1 - i0, deep, packed_a)
                     for j in range(j0, j1):
                         wide = min(nr, n - j * nr)
                         if j < packed_from:
                             b_here, b_step = b_item + (k * b_row + j * nr) * size, b_row
                         else:
                             b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
+                        half = 2 * wide <= nr
+                        bias_at = bias_here + j * nr * size if bias_here != 0 else 0
                         for i in range(i0, i1, MR):
                             tall = min(MR, m - i)
-                            if i - i0 < own:
-                                a_here, row, step = a_block + (i - i0) * a_row * size, a_row, a_column
-                            else:
-                                a_here, row, step = packed_a + (i - i0 - own) * deep * size, 1, MR
                             c_at = c_item + (i * c_row + j * nr) * size
-                            bias_at = bias_here + j * nr * size if bias_here != 0 else 0
-                            if tall == MR and wide == nr:
-                                tile_2(
-                                    like, a_here, row, step, b_here, b_step, c_at, c_row, deep, add, bias_at, relu_here
-                                )
+                            whole_tile = tall == MR and wide == nr
+                            # a tile at the edge goes into the corner first, and what is asked for is done on the way out
+                            to, to_row = (c_at, c_row) if whole_tile else (corner, nr)
+                            add_, bias_, relu_ = (add, bias_at, relu_here) if whole_tile else (0, 0, 0)
+                            a_here = packed_a + (i - i0) * deep * size
+                            if half:
+                                tile_1(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
                             else:
-                                if 2 * wide <= nr:
-                                    tile_1(like, a_here, row, step, b_here, b_step, corner, nr, deep, 0, 0, 0)
-                                else:
-                                    tile_2(like, a_here, row, step, b_here, b_step, corner, nr, deep, 0, 0, 0)
+                                tile_2(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
+                            if not whole_tile:
                                 _from_corner(like, corner, c_at, c_row, tall, wide, add, bias_at, relu_here)
 
 
@@ -367,13 +365,12 @@ def _without_terms(target: np.ndarray, accumulate: bool, bias: np.ndarray | None
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    m: int, n: int, depth: int, items: int, a_column: int, b_row: int, b_column: int, size: int, threads: int
-) -> tuple[int, int, int, int, int, int]:
-    """(tasks, what they share out, elements of scratch for each, whether to pack A, to read B in place, K block)."""
+    m: int, n: int, depth: int, items: int, b_row: int, b_column: int, size: int, threads: int
+) -> tuple[int, int, int, int, int]:
+    """(tasks, what they share out, elements of scratch for each, whether to read B in place, K block)."""
     nr = 2 * VECTOR_BYTES // size
     tiles, panels = -(-m // MR), -(-n // nr)
     block = min(-(-depth // (8 * -(-depth // KC))) * 8, KC)  # equal blocks, of whole vectors
-    pack_a = int(a_column != 1 or n > 512)
     direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and b_row * size <= 1024)))
     tasks = max(1, min(threads, items * m * n * depth // TASK_GRAIN))
     if items % tasks == 0 or items >= 4 * tasks:
@@ -381,11 +378,11 @@ def _plan(
     else:
         rows = -(-tiles // tasks) * MR
         columns = -(-panels // tasks) * nr
-        by_rows = rows * n + PACKING * (n * (1 - direct_b) + rows * pack_a)
-        by_panels = m * columns + PACKING * (columns * (1 - direct_b) + m * pack_a)
+        by_rows = rows * n + PACKING * (n * (1 - direct_b) + rows)
+        by_panels = m * columns + PACKING * (columns * (1 - direct_b) + m)
         split = BY_ROWS if by_rows <= by_panels else BY_PANELS
     part = MC * block + MR * nr + min(NC // nr, panels) * nr * block
-    return tasks, split, -(-part // 16) * 16, pack_a, direct_b, block
+    return tasks, split, -(-part // 16) * 16, direct_b, block
 
 
 def _multiply_arrays(
@@ -399,8 +396,8 @@ def _multiply_arrays(
     m, n, depth = a.shape[-2], b.shape[-1], a.shape[-1]
     size = a.itemsize
     batch = c.shape[:-2]
-    tasks, split, part, pack_a, direct_b, block = _plan(
-        m, n, depth, c.size // (m * n), a_column, b_row, b_column, size, runtime.get_num_threads()
+    tasks, split, part, direct_b, block = _plan(
+        m, n, depth, c.size // (m * n), b_row, b_column, size, runtime.get_num_threads()
     )
     with runtime.lock:
         like, scratch = _reserve(a.dtype, tasks * part)
@@ -414,7 +411,6 @@ def _multiply_arrays(
             _offsets(batch, a.shape[:-2], a.strides[:-2], size),
             a_row,
             a_column,
-            pack_a,
             runtime.address(b if b_column == 1 else b.mT),
             _offsets(batch, b.shape[:-2], b.strides[:-2], size),
             b_row,

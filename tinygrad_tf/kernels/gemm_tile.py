@@ -56,16 +56,17 @@ def _splat(builder, scalar, vector):
 def _tile_product(columns):
     """The intrinsic for MR rows by `columns` vectors: C = [C +] A @ B [+ bias] [relu], over `depth` terms.
 
-    A's element (i, k) is at a + i a_row + k a_step, B's row k at b + k b_step, C's row i at c + i c_row.
+    A is packed: its element (i, k) is at a + k MR + i, so that the loop needs no arithmetic for its addresses. B's row k
+    is at b + k b_step, C's row i at c + i c_row.
     """
 
     @intrinsic
-    def tile(typing, like, a, a_row, a_step, b, b_step, c, c_row, depth, add, bias, relu):
+    def tile(typing, like, a, b, b_step, c, c_row, depth, add, bias, relu):
         n = types.intp
-        signature = types.void(like, n, n, n, n, n, n, n, n, n, n, n)
+        signature = types.void(like, n, n, n, n, n, n, n, n, n)
 
         def generate(context, builder, sig, args):
-            _, a_, a_row_, a_step_, b_, b_step_, c_, c_row_, depth_, add_, bias_, relu_ = args
+            _, a_, b_, b_step_, c_, c_row_, depth_, add_, bias_, relu_ = args
             vector = _vector(like)
             integer = a_.type
             lanes = vector.count
@@ -78,21 +79,17 @@ def _tile_product(columns):
             for row in sums:
                 for place in row:
                     builder.store(zero, place)
-            element = vector.element.as_pointer()
-            a_now, b_now = cgutils.alloca_once(builder, element), cgutils.alloca_once(builder, element)
-            builder.store(_pointer(builder, vector, a_), a_now)
-            builder.store(_pointer(builder, vector, b_), b_now)
-            with cgutils.for_range(builder, depth_, intp=integer):
-                pa, pb = builder.load(a_now), builder.load(b_now)
+            pa, pb = _pointer(builder, vector, a_), _pointer(builder, vector, b_)
+            with cgutils.for_range(builder, depth_, intp=integer) as loop:
+                k = loop.index
+                pb = builder.gep(_pointer(builder, vector, b_), [builder.mul(k, b_step_)])
                 b_parts = [_load(builder, builder.gep(pb, [integer(lanes * s)]), vector) for s in range(columns)]
                 for r in range(MR):
-                    at = builder.gep(pa, [builder.mul(a_row_, integer(r))])
+                    at = builder.gep(pa, [builder.add(builder.mul(k, integer(MR)), integer(r))])
                     scalar = _splat(builder, builder.load(at), vector)
                     for s in range(columns):
                         place = sums[r][s]
                         builder.store(builder.call(multiply_add, [scalar, b_parts[s], builder.load(place)]), place)
-                builder.store(builder.gep(pa, [a_step_]), a_now)
-                builder.store(builder.gep(pb, [b_step_]), b_now)
             start = _pointer(builder, vector, c_)
             c_parts = [
                 [
@@ -132,24 +129,33 @@ tile_2 = _tile_product(2)
 tile_1 = _tile_product(1)
 
 
-def _copy_row(count_of):
-    """The intrinsic that copies `count_of(lanes)` neighbours."""
+def _copy_rows(width_of, pieces):
+    """The intrinsic that cuts a row of neighbours into `pieces` of `width_of(lanes)`, each to the next tile or panel.
+
+    Piece i goes to target + i step.
+    """
 
     @intrinsic
-    def copy(typing, like, source, target):
+    def copy(typing, like, source, target, step):
         def generate(context, builder, sig, args):
             lanes = _vector(like)
-            row = ir.VectorType(lanes.element, count_of(lanes.count))
-            _store(builder, _load(builder, _pointer(builder, row, args[1]), row), _pointer(builder, row, args[2]))
+            width = width_of(lanes.count)
+            row = ir.VectorType(lanes.element, width)
+            p, q = _pointer(builder, row, args[1]), _pointer(builder, row, args[2])
+            integer = args[1].type
+            for i in range(pieces):
+                value = _load(builder, builder.gep(p, [integer(i * width)]), row)
+                _store(builder, value, builder.gep(q, [builder.mul(args[3], integer(i))]))
             return context.get_dummy_value()
 
-        return types.void(like, types.intp, types.intp), generate
+        return types.void(like, types.intp, types.intp, types.intp), generate
 
     return copy
 
 
-copy_a = _copy_row(lambda lanes: MR)
-copy_b = _copy_row(lambda lanes: 2 * lanes)
+SIDES = 8  # tiles or panels that are filled side by side
+copy_a, copy_a_sides = _copy_rows(lambda lanes: MR, 1), _copy_rows(lambda lanes: MR, SIDES)
+copy_b, copy_b_sides = _copy_rows(lambda lanes: 2 * lanes, 1), _copy_rows(lambda lanes: 2 * lanes, SIDES)
 
 
 def _transpose_block(rows_of):
