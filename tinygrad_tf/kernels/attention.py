@@ -182,7 +182,7 @@ def _may_attend(geometry, mask_bytes, mask_values, b, h, i, j):
 
 @routine()
 def _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, j0, row, allowed):
-    """Mask and ALiBi on one row of scores: keys j0 .. j0 + allowed; -inf beyond, and where attending is forbidden.
+    """Mask and ALiBi on one row of scores: keys j0 .. j0 + allowed; -inf where attending is forbidden.
 
     Forbidden scores are replaced, not added to, since they may be NaN.
     """
@@ -200,8 +200,6 @@ def _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, j0, row, allow
         here = i + geometry[TK] - geometry[TQ] - j0
         for j in range(allowed):
             row[j] -= slopes[h] * abs(here - j)
-    for j in range(allowed, len(row)):
-        row[j] = -np.inf
 
 
 @routine(types.intp)
@@ -259,6 +257,7 @@ def _forward_tile(
     v_at = b * geometry[V] + kv * geometry[V + 1]
     kind = q.dtype.type
     zero = kind(0)
+    biased = geometry[MASK_KIND] != NO_MASK or geometry[SLOPES] != 0
     _pack_rows(
         q,
         b * geometry[Q] + h * geometry[Q + 1] + i0 * geometry[Q + 2],
@@ -285,19 +284,22 @@ def _forward_tile(
             if columns == 0:
                 continue
             row = s[i * TILE : i * TILE + columns]
-            _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i0 + i, j0, row, _clamp(i + shift + 1, count))
+            allowed = _clamp(i + shift + 1, count)
+            if biased:
+                _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i0 + i, j0, row, allowed)
             old = highest[i]
-            best = row_max(s, i * TILE, columns)
+            best = row_max(s, i * TILE, allowed)
             best = best if best > old else old
             base = best if best != -np.inf else zero
-            added = row_exp(s, i * TILE, columns, base)
+            added = row_exp(s, i * TILE, allowed, columns, base)
             if best != old:
+                highest[i] = best
+            if best != old and old != -np.inf:
                 factor = kind(math.exp(old - base))
                 total[i] *= factor
                 to = sums[i * padded : (i + 1) * padded]
                 for c in range(padded):
                     to[c] *= factor
-                highest[i] = best
             total[i] += added
             if geometry[DROPOUT]:
                 o = _dropout_row(geometry, reals[1], b, h, i0 + i, j0, columns, keep)
@@ -342,11 +344,11 @@ def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, r
                 dot += query[c] * source[c]
             s[j] = dot * kind(reals[0])
         _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, 0, s, allowed)
-        best = row_max(s, 0, len(s))
+        best = row_max(s, 0, allowed)
         base = best if best != -np.inf else zero
         for j in range(len(s)):
             weights[j] = s[j]
-        total = row_exp(weights, 0, len(s), base)
+        total = row_exp(weights, 0, allowed, len(s), base)
         _fill(sums, 0, dv, 0)
         for j0 in range(0, allowed, TILE):
             count = min(TILE, allowed - j0)
@@ -503,6 +505,7 @@ def _backward_pair(
     dk_padded = _up(dk, width)
     dv_padded = _up(dv, width)
     zero = k.dtype.type(0)
+    biased = geometry[MASK_KIND] != NO_MASK or geometry[SLOPES] != 0
     m = min(TILE, length_q - i0)
     count = min(TILE, length_k - j0)
     n = _up(count, width)
@@ -515,9 +518,11 @@ def _backward_pair(
             continue
         p_row = s[i * TILE : i * TILE + columns]
         ds_row = ds[i * TILE : i * TILE + columns]
-        _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i0 + i, j0, p_row, _clamp(i + shift + 1, count))
+        allowed = _clamp(i + shift + 1, count)
+        if biased:
+            _add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i0 + i, j0, p_row, allowed)
         base = lse[(b * geometry[H] + h) * length_q + i0 + i]
-        row_exp(s, i * TILE, columns, base if base != -np.inf else zero)
+        row_exp(s, i * TILE, allowed, columns, base if base != -np.inf else zero)
         d = delta[delta_at + i]
         if geometry[DROPOUT]:
             o = _dropout_row(geometry, reals[1], b, h, i0 + i, j0, columns, keep)

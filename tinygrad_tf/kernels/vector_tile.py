@@ -127,25 +127,43 @@ block_1_add = _block_product(1, accumulate=True)
 
 
 def _lanes_fold(builder, value, combine):
-    """The lanes of a vector combined in order."""
-    result = builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
-    for lane in range(1, value.type.count):
-        result = combine(result, builder.extract_element(value, ir.Constant(ir.IntType(32), lane)))
-    return result
+    """The lanes of a vector combined, halves with halves."""
+    while value.type.count > 1:
+        half = value.type.count // 2
+        parts = [
+            builder.shuffle_vector(
+                value, value, ir.Constant(ir.VectorType(ir.IntType(32), half), list(range(i, i + half)))
+            )
+            for i in (0, half)
+        ]
+        value = combine(*parts)
+    return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+
+def _lanes_below(builder, first, n, count):
+    """Which of the `count` lanes that stand for the numbers from `first` on stand for numbers below n."""
+    lane = ir.VectorType(ir.IntType(32), count)
+    start, end = (_splat(builder, builder.trunc(x, lane.element), lane) for x in (first, n))
+    return builder.icmp_signed("<", builder.add(start, ir.Constant(lane, list(range(count)))), end)
 
 
 @intrinsic
 def row_max(typing, a, at, n):
-    """The maximum of a[at : at + n], NaN left out; n is a whole number of vectors; -inf where there is nothing."""
+    """The maximum of a[at : at + n], NaN left out; -inf where there is nothing. Whole vectors are read."""
 
     def generate(context, builder, sig, args):
         vector = _vector_type(a)
         start = _pointer(context, builder, a, args[0], args[1])
+        lowest = _constant(vector, float("-inf"))
         best = cgutils.alloca_once(builder, vector)
-        builder.store(_constant(vector, float("-inf")), best)
+        builder.store(lowest, best)
         integer = args[1].type
-        with cgutils.for_range(builder, builder.sdiv(args[2], integer(vector.count)), intp=integer) as loop:
-            x = _load(builder, builder.gep(start, [builder.mul(loop.index, integer(vector.count))]), vector)
+        width = integer(vector.count)
+        vectors = builder.sdiv(builder.add(args[2], integer(vector.count - 1)), width)
+        with cgutils.for_range(builder, vectors, intp=integer) as loop:
+            first = builder.mul(loop.index, width)
+            x = _load(builder, builder.gep(start, [first]), vector)
+            x = builder.select(_lanes_below(builder, first, args[2], vector.count), x, lowest)
             old = builder.load(best)
             builder.store(builder.select(builder.fcmp_ordered(">", x, old), x, old), best)
         return _lanes_fold(
@@ -186,21 +204,27 @@ def _exp_vector(builder, x):
 
 
 @intrinsic
-def row_exp(typing, a, at, n, shift):
-    """a[at : at + n] = exp(a[at : at + n] - shift), in place; returns the sum. n is a whole number of vectors."""
+def row_exp(typing, a, at, n, width, shift):
+    """a[at : at + n] = exp(a[at : at + n] - shift), in place, then zeros up to `width`; returns the sum.
+
+    `width` is a whole number of vectors.
+    """
 
     def generate(context, builder, sig, args):
         vector = _vector_type(a)
         start = _pointer(context, builder, a, args[0], args[1])
+        zero = _constant(vector, 0.0)
         total = cgutils.alloca_once(builder, vector)
-        builder.store(_constant(vector, 0.0), total)
+        builder.store(zero, total)
         integer = args[1].type
-        minus = _splat(builder, args[3], vector)
-        with cgutils.for_range(builder, builder.sdiv(args[2], integer(vector.count)), intp=integer) as loop:
-            place = builder.gep(start, [builder.mul(loop.index, integer(vector.count))])
+        minus = _splat(builder, args[4], vector)
+        with cgutils.for_range(builder, builder.sdiv(args[3], integer(vector.count)), intp=integer) as loop:
+            first = builder.mul(loop.index, integer(vector.count))
+            place = builder.gep(start, [first])
             value = _exp_vector(builder, builder.fsub(_load(builder, place, vector), minus))
+            value = builder.select(_lanes_below(builder, first, args[2], vector.count), value, zero)
             _store(builder, value, place)
             builder.store(builder.fadd(builder.load(total), value), total)
         return _lanes_fold(builder, builder.load(total), builder.fadd)
 
-    return a.dtype(a, types.intp, types.intp, a.dtype), generate
+    return a.dtype(a, types.intp, types.intp, types.intp, a.dtype), generate
