@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -169,33 +168,8 @@ class GPT(nn.Module):
         """An empty cache of keys and values, for block_size tokens."""
         return nn.KVCache(self.config.block_size, self.config.n_layer)
 
-    def generate(
-        self,
-        ids: Any,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        eos: int | None = None,
-        use_cache: bool = True,
-    ) -> tg.Tensor:
-        """Continue every row of ids: see `models.generate`."""
-        return generate(self, ids, max_new_tokens, temperature, top_k, top_p, seed, eos, use_cache)
-
-    def generate_stream(
-        self,
-        ids: Any,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        eos: int | None = None,
-        use_cache: bool = True,
-    ) -> Iterator[Ids]:
-        """As `generate`, a token of every row at a time: see `models.generate_stream`."""
-        return generate_stream(self, ids, max_new_tokens, temperature, top_k, top_p, seed, eos, use_cache)
+    generate = generate  # model.generate(ids, ...), model.generate_stream(ids, ...)
+    generate_stream = generate_stream
 
     def param_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Two groups for AdamW: 2-D weights, which decay, and all others, which do not; tied weights once."""

@@ -49,6 +49,7 @@ def test_any_integer_dtype_and_read_only_maps(dtype: Any, tmp_path: Any) -> None
 
 @pytest.mark.parametrize("starts", [None, np.arange(0, 300, 7)])
 def test_bc37_a_resumed_stream_goes_on(starts: Any) -> None:
+    """BC-37: a resumed stream goes on."""
     tokens = np.arange(300)
     straight = Batches(tokens, 8, 3, seed=5, starts=starts)
     expected = [straight.next()[0] for _ in range(20)]
@@ -65,6 +66,7 @@ def test_bc37_a_resumed_stream_goes_on(starts: Any) -> None:
 
 
 def test_bc37_evaluation_and_global_generators_do_not_disturb_training() -> None:
+    """BC-37: evaluation and global generators do not disturb training."""
     tokens = np.arange(300)
     a, b = Batches(tokens, 8, 3, seed=5), Batches(tokens, 8, 3, seed=5)
     for _ in range(5):
@@ -75,6 +77,7 @@ def test_bc37_evaluation_and_global_generators_do_not_disturb_training() -> None
 
 
 def test_bc37_another_stream_s_state_is_refused() -> None:
+    """BC-37: another stream s state is refused."""
     state = Batches(np.arange(100), 8, 3, seed=0).state_dict()
     for other in (Batches(np.arange(100), 8, 4), Batches(np.arange(100), 9, 3), Batches(np.arange(101), 8, 3)):
         with pytest.raises(ValueError, match="the saved stream has"):

@@ -17,6 +17,7 @@ def test_a_file_is_split_by_characters_as_nanogpt_does(tmp_path: Path) -> None:
 
 
 def test_bc75_byte_order_mark_and_line_ends(tmp_path: Path) -> None:
+    """BC-75: byte order mark and line ends."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfa\r\nb")
     assert read_text(path) == "a\r\nb"

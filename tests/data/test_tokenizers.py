@@ -74,10 +74,12 @@ def random_pieces(seed: int, alphabet: bytes, n: int, longest: int) -> list[byte
     ],
 )
 def test_bc76_gpt2_pieces(text: str, pieces: list[str]) -> None:
+    """BC-76: gpt2 pieces."""
     assert split_gpt2(text) == pieces
 
 
 def test_bc76_pieces_join_back_whatever_the_text() -> None:
+    """BC-76: pieces join back whatever the text."""
     everything = "".join(chr(code) for code in range(0x30000) if not 0xD800 <= code < 0xE000)
     assert "".join(split_gpt2(everything)) == everything
     rng = random.Random(0)
@@ -87,6 +89,7 @@ def test_bc76_pieces_join_back_whatever_the_text() -> None:
 
 
 def test_bc76_pieces_agree_with_regex() -> None:
+    """BC-76: pieces agree with regex."""
     regex = pytest.importorskip("regex")
     pattern = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
     # What is unassigned (Cn) depends on the version of Unicode; surrogates (Cs) are no characters.
@@ -100,6 +103,7 @@ def test_bc76_pieces_agree_with_regex() -> None:
 
 
 def test_bc72_overlapping_pairs_are_counted_and_merged_leftmost_first() -> None:
+    """BC-72: overlapping pairs are counted and merged leftmost first."""
     assert Merger([(97, 97)]).apply([b"aaaaa"]).tolist() == [256, 256, 97]
     assert Merger([(97, 97)]).apply([b"aaa", b"a", b"", b"baab"]).tolist() == [256, 97, 97, 98, 256, 98]
     # (1, 1) three times and (1, 2) three times when overlaps count: the smaller tuple; else (1, 2) would be first.
@@ -108,6 +112,7 @@ def test_bc72_overlapping_pairs_are_counted_and_merged_leftmost_first() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_bc72_encoding_is_greedy_by_rank(seed: int) -> None:
+    """BC-72: encoding is greedy by rank."""
     pieces = random_pieces(seed, b"aab" if seed % 2 else b"abcd", 60, 40)
     merges = learn_merges(pieces, 40)
     others = random_pieces(seed + 100, b"abcd", 40, 60) + [b"a" * n for n in range(20)]
@@ -116,12 +121,14 @@ def test_bc72_encoding_is_greedy_by_rank(seed: int) -> None:
 
 
 def test_bc72_ranks_need_not_be_those_of_training() -> None:
+    """BC-72: ranks need not be those of training."""
     merges = [(98, 99), (97, 98), (97, 256), (258, 258)]
     for piece in random_pieces(3, b"abc", 200, 12):
         assert Merger(merges).apply([piece]).tolist() == merged_plainly(piece, merges)
 
 
 def test_bc73_ties_go_to_the_smallest_pair() -> None:
+    """BC-73: ties go to the smallest pair."""
     assert learn_merges([b"aaabdaaabac"], 3) == [(97, 97), (97, 98), (256, 257)]
     assert Merger(learn_merges([b"aaabdaaabac"], 3)).apply([b"aaabdaaabac"]).tolist() == [258, 100, 258, 97, 99]
     for text in (b"bbbaaaddddcccc", b"aaabbbccccdddd"):
@@ -130,11 +137,13 @@ def test_bc73_ties_go_to_the_smallest_pair() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_bc73_incremental_counts_equal_a_recount(seed: int) -> None:
+    """BC-73: incremental counts equal a recount."""
     pieces = random_pieces(seed, b"aab" if seed % 2 else b"abcde", 50, 30) * (1 + seed % 3)
     assert learn_merges(pieces, 60) == learned_plainly(pieces, 60)
 
 
 def test_bc73_more_merges_than_exist_is_no_error() -> None:
+    """BC-73: more merges than exist is no error."""
     assert learn_merges([b"abab"], 10) == [(97, 98), (256, 256)]
     assert learn_merges([], 3) == learn_merges([b"", b"a"], 3) == []
     tokenizer = ByteBPETokenizer.train("ab", 1000, ["<end>"])
@@ -142,6 +151,7 @@ def test_bc73_more_merges_than_exist_is_no_error() -> None:
 
 
 def test_bc73_the_hash_seed_has_no_influence() -> None:
+    """BC-73: the hash seed has no influence."""
     # The data needs no engine: an empty package in its place keeps the six processes short.
     package = str(Path(tinygrad_tf.data.__file__).parent.parent)
     code = (
@@ -170,6 +180,7 @@ def trained(kind: str) -> Tokenizer:
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 @pytest.mark.parametrize("text", ODD_TEXTS)
 def test_bc75_round_trip(kind: str, text: str) -> None:
+    """BC-75: round trip."""
     tokenizer = trained(kind)
     ids = tokenizer.encode(text)
     assert all(type(token) is int and 0 <= token < tokenizer.vocab_size for token in ids)
@@ -181,6 +192,7 @@ def test_bc75_round_trip(kind: str, text: str) -> None:
 
 
 def test_bc75_empty_text_gives_no_ids_and_a_long_line_comes_back() -> None:
+    """BC-75: empty text gives no ids and a long line comes back."""
     tokenizer = ByteBPETokenizer.train("aaaa bbbb 你好", 262)
     assert tokenizer.encode("") == tokenizer.encode("", "all") == [] and tokenizer.decode([]) == ""
     for line in ("a" * 200_000, "ab你" * 50_000):
@@ -189,6 +201,7 @@ def test_bc75_empty_text_gives_no_ids_and_a_long_line_comes_back() -> None:
 
 @pytest.mark.parametrize("text", ["ab🙂a", "ab\U0001f642", "abé"])
 def test_bc75_an_unknown_character_is_named(text: str) -> None:
+    """BC-75: an unknown character is named."""
     tokenizer = CharTokenizer.train("ab")
     with pytest.raises(ValueError, match=f"CharTokenizer: '{text[2]}' .U\\+.* at position 2 "):
         tokenizer.encode(text)
@@ -199,6 +212,7 @@ def test_bc75_an_unknown_character_is_named(text: str) -> None:
 
 
 def test_bc26_streaming_never_splits_a_character() -> None:
+    """BC-26: streaming never splits a character."""
     ids = [228, 189, 160, 229, 165, 189, 240, 159, 153, 130]
     tokenizer = ByteBPETokenizer([])
     stream = tokenizer.stream()
@@ -211,12 +225,14 @@ def test_bc26_streaming_never_splits_a_character() -> None:
 
 
 def test_bc26_garbage_does_not_stall_the_stream() -> None:
+    """BC-26: garbage does not stall the stream."""
     stream = ByteBPETokenizer([]).stream()
     assert [stream.feed(byte) for byte in b"a\xffb\xe4\xbdc"] == ["a", "\ufffd", "b", "", "", "\ufffdc"]
 
 
 @pytest.mark.parametrize("skip_special", [False, True])
 def test_bc26_pieces_join_to_decode_for_any_ids(skip_special: bool) -> None:
+    """BC-26: pieces join to decode for any ids."""
     tokenizer = ByteBPETokenizer.train("你好🙂 aé" * 5, 270, ["<end>"])
     rng = random.Random(0)
     likely = [*"你好🙂aé".encode(), *range(256, tokenizer.vocab_size)]
@@ -228,6 +244,7 @@ def test_bc26_pieces_join_to_decode_for_any_ids(skip_special: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
 def test_bc59_special_tokens_only_when_allowed(kind: str) -> None:
+    """BC-59: special tokens only when allowed."""
     text = "a<|endoftext|>b"
     specials = ["<|endoftext|>"]
     tokenizer = CharTokenizer.train(text, specials) if kind == "char" else ByteBPETokenizer.train(text, 262, specials)
@@ -243,6 +260,7 @@ def test_bc59_special_tokens_only_when_allowed(kind: str) -> None:
 
 
 def test_bc59_overlapping_specials_and_regex_characters() -> None:
+    """BC-59: overlapping specials and regex characters."""
     tokenizer = ByteBPETokenizer([], ["<|a|>", "<|a|>b", ".*[x]+"])
     short, long, pattern = 256, 257, 258
     assert tokenizer.encode("<|a|>b<|a|>c", "all") == [long, short, 99]

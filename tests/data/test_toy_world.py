@@ -149,7 +149,7 @@ def test_held_out_combinations_are_rare_and_only_in_validation() -> None:
 
 def test_the_texts_follow_the_grammar() -> None:
     corpus = toy_world()
-    assert 300_000 <= len(corpus.train) < 300_060 and corpus.train.endswith("\n") and corpus.sentence_starts
+    assert 2_000_000 <= len(corpus.train) < 2_000_060 and corpus.train.endswith("\n") and corpus.sentence_starts
     lines = Counter(corpus.train.splitlines())
     n = lines.total()
     for sentence in sentences():

@@ -41,6 +41,7 @@ def test_a_run_folder(trained):
 
 
 def test_bc_37_a_resumed_run_ends_with_the_same_bytes(trained, poem):
+    """BC-37: a resumed run ends with the same bytes."""
     out = poem.parent / "broken"
     first = run("train_gpt.py", "--data", poem, *TINY, "--steps", 6, "--out", out, "--stop-at", 3)
     assert first.returncode == 0 and "--resume" in first.stdout

@@ -76,6 +76,7 @@ def test_slope_by_differences(name):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_bc51_gelu_numbers_and_extremes(dtype):
+    """BC-51: gelu numbers and extremes."""
     x = np.array([1, -2, 3], dtype)
     np.testing.assert_allclose(A.gelu(x, False), [0.841344746, -0.045500264, 2.995950306], atol=3e-7)
     np.testing.assert_allclose(A.gelu(x, True), [0.841191991, -0.045402306, 2.996362608], atol=3e-7)

@@ -32,6 +32,7 @@ def test_bc40_repeated_ids():
 
 
 def test_bc40_bc61_one_id_a_hundred_thousand_times():
+    """BC-61: one id a hundred thousand times."""
     ids, up = np.zeros(100_000, np.int64), np.ones((100_000, 3), "f4")
     before = runtime.get_num_threads()
     try:

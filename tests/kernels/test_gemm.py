@@ -190,6 +190,7 @@ def test_bc21_no_terms_and_empty_sizes():
 
 
 def test_bc61_same_bits_on_any_number_of_threads():
+    """BC-61: same bits on any number of threads."""
     cases = [
         ((130, 300), (300, 70), False),
         ((130, 300), (300, 70), True),

@@ -197,6 +197,7 @@ def test_broadcast_strides():
 
 
 def test_bc25_layer_norm_statistics():
+    """BC-25: layer norm statistics."""
     row = (1e4 + np.array([[0, 0.25, 0.5, 0.75]])).astype("f4")
     y, _, _ = N.layer_norm(row, None, None, 1e-5)
     np.testing.assert_allclose(y, [[-1.341555, -0.447185, 0.447185, 1.341555]], atol=1e-5)

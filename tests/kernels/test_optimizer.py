@@ -19,6 +19,7 @@ def steps(grads, dtype="float64", first=1, theta=1.0, m=0.0, v=0.0, **settings):
 
 @pytest.mark.parametrize("dtype,close", [("float32", 3e-7), ("float64", 2e-9)])
 def test_bc29_four_steps_and_resuming(dtype, close):
+    """BC-29: four steps and resuming."""
     seen, _, _ = steps([0.1, -0.2, 0.3, 0.05], dtype)
     assert seen == pytest.approx([0.89000001, 0.917710360, 0.874209150, 0.829896276], abs=close)
     half, m, v = steps([0.1, -0.2], dtype)
@@ -28,6 +29,7 @@ def test_bc29_four_steps_and_resuming(dtype, close):
 
 
 def test_bc35_decay_order_and_tiny_gradients():
+    """BC-35: decay order and tiny gradients."""
     assert steps([0.1])[0][0] == pytest.approx(0.890000010, abs=1e-9)
     seen, m, v = steps([1e-23], "float32", weight_decay=0.0)
     assert v == 0 and np.isfinite(seen[0]) and m > 0

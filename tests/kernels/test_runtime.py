@@ -133,3 +133,32 @@ def test_code_that_is_loaded_computes_what_fresh_code_does(tmp_path: Path) -> No
     assert all(d.returncode == 0 for d in done), done[0].stderr
     assert "compiling" in done[0].stderr and "compiling" not in done[1].stderr
     assert done[0].stdout == done[1].stdout
+
+
+ONE_POOL = """
+import os, numpy as np, tinygrad_tf as tg
+from tinygrad_tf import models
+def refuse(*_, **__):
+    raise AssertionError("a product went to BLAS, whose threads would fight with the kernels'")
+np.matmul = np.dot = np.einsum = np.tensordot = refuse
+def threads():
+    return len(os.listdir("/proc/self/task"))
+def work():
+    model.loss(ids, ids).backward()
+ids = np.arange(4096).reshape(64, 64) % 64
+model = models.GPT(models.GPTConfig(vocab_size=64, block_size=64, n_layer=1, n_head=2, n_embd=32))
+before = threads()
+tg.set_num_threads(1)
+work()
+assert threads() == before, (before, threads())
+tg.set_num_threads(2)
+work()
+assert threads() < before + os.cpu_count(), (before, threads())
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+def test_bc69_one_pool_of_threads() -> None:
+    """BC-69: kernels use one pool, no larger than the machine; with one thread none is started; BLAS takes no part."""
+    done = subprocess.run([sys.executable, "-c", ONE_POOL], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

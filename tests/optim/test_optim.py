@@ -28,6 +28,7 @@ def give(p, gradient):
 
 
 def test_bc_29_adamw_over_four_steps_with_a_resume_between():
+    """BC-29: adamw over four steps with a resume between."""
     p = parameter([1.0])
     adamw = optim.AdamW([p], lr=0.1, weight_decay=0.1)
     seen = []
@@ -46,6 +47,7 @@ def test_bc_29_adamw_over_four_steps_with_a_resume_between():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bc_29_state_goes_through_a_copy_bit_for_bit(kind):
+    """BC-29: state goes through a copy bit for bit."""
     rng = np.random.default_rng(3)
     gradients = rng.standard_normal((6, 3, 4)).astype(np.float32)
     p, q = parameter(np.ones((3, 4)), np.float32), parameter(np.ones((3, 4)), np.float32)
@@ -75,6 +77,7 @@ def test_bc_01_nothing_becomes_float64(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bc_35_no_gradient_no_change_and_versions_move(kind):
+    """BC-35: no gradient no change and versions move."""
     p, q = parameter([1.0, 2.0]), parameter([3.0])
     o = KINDS[kind]([p, q])
     give(p, [1.0, -1.0])
@@ -85,6 +88,7 @@ def test_bc_35_no_gradient_no_change_and_versions_move(kind):
 
 
 def test_bc_35_adamw_decays_first_and_survives_tiny_gradients():
+    """BC-35: adamw decays first and survives tiny gradients."""
     p = parameter([1.0])
     give(p, [0.1])
     optim.AdamW([p], lr=0.1, weight_decay=0.1).step()
@@ -183,6 +187,7 @@ def test_bc_18_clipping_zero_gradients_leaves_zeros():
 
 
 def test_bc_36_schedule_edges():
+    """BC-36: schedule edges."""
     def at(schedule, steps):
         return [round(schedule(t), 6) for t in steps]
 

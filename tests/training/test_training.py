@@ -62,6 +62,7 @@ def same(a, b):
 
 
 def test_bc_60_accumulation_weighs_tokens():
+    """BC-60: accumulation weighs tokens."""
     tg.manual_seed(0)
     model = Model().double().eval()
     rng = np.random.default_rng(5)
@@ -79,6 +80,7 @@ def test_bc_60_accumulation_weighs_tokens():
 
 
 def test_bc_60_a_step_without_any_scored_token_changes_nothing():
+    """BC-60: a step without any scored token changes nothing."""
     model = Model()
     ids = np.zeros((2, 3), dtype=np.int64)
     assert training.accumulate_gradients(model, [(ids, np.full_like(ids, -100))]) == 0.0
@@ -107,6 +109,7 @@ def test_bc_01_a_step_keeps_float32():
 
 
 def test_bc_29_bc_36_bc_37_resume_is_bit_for_bit(tmp_path):
+    """BC-29, BC-36, BC-37: resume is bit for bit."""
     straight = trainer(tmp_path / "a")
     straight.train()
     first = trainer(tmp_path / "b")
@@ -161,6 +164,7 @@ def test_metrics_after_the_checkpoint_are_dropped(tmp_path):
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "empty"])
 def test_bc_38_a_damaged_file_is_named(tmp_path, name, damage):
+    """BC-38: a damaged file is named."""
     t = trainer(tmp_path / "run")
     t.train(until=4)
     path = training.latest_checkpoint(tmp_path / "run") / name
@@ -177,6 +181,7 @@ def test_bc_38_a_damaged_file_is_named(tmp_path, name, damage):
 
 
 def test_bc_38_a_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch):
+    """BC-38: a full disk keeps the old checkpoint."""
     t = trainer(tmp_path / "run")
     t.train(until=4)
     before = weights(t)
@@ -218,6 +223,7 @@ while True:
 
 
 def test_bc_38_kill_in_the_middle_of_saving(tmp_path):
+    """BC-38: kill in the middle of saving."""
     rng = np.random.default_rng(2)
     step = 0
     for _ in range(6):

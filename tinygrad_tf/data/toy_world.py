@@ -260,7 +260,7 @@ def entropy_per_character(split: Split = "val") -> float:
     return nats / math.fsum(s.probability * (len(s.text) + 1) for s in kept)
 
 
-def toy_world(seed: int = 0, train_characters: int = 300_000, val_characters: int = 30_000) -> Corpus:
+def toy_world(seed: int = 0, train_characters: int = 2_000_000, val_characters: int = 30_000) -> Corpus:
     """Draw a training and a validation text from the toy world; every sentence ends with a newline.
 
     Two distributions over the sentences s of one grammar p, one for each split:

@@ -1,0 +1,291 @@
+"""Attention, forward: a tile of queries walks over the tiles of keys with a running maximum and sum for each row."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .attention_tile import (
+    CAUSAL,
+    DK,
+    DROPOUT,
+    DV,
+    FAR,
+    HKV,
+    MASK_KIND,
+    NO_MASK,
+    SLOPES,
+    SMALL,
+    TILE,
+    TK,
+    TQ,
+    H,
+    K,
+    O,
+    Q,
+    V,
+    accumulate,
+    add_bias,
+    clamp,
+    clear_broken_rows,
+    dropout_row,
+    fill,
+    last_row,
+    may_attend,
+    pack_columns,
+    pack_rows,
+    scores,
+    up,
+)
+from .runtime import kernel, routine, share
+from .vector_tile import PANEL_BYTES, row_exp, row_max
+
+
+@routine()
+def _forward_tile(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    mask_bytes,
+    mask_values,
+    slopes,
+    geometry,
+    reals,
+    b,
+    h,
+    i0,
+    keys,
+    values,
+    broken,
+    broken_count,
+    queries,
+    s,
+    sums,
+    highest,
+    total,
+    keep,
+):
+    """One tile of queries of one head, over all its keys."""
+    length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
+    width = PANEL_BYTES // q.itemsize
+    padded = up(dv, width)
+    offset = length_k - length_q
+    m = min(TILE, length_q - i0)
+    kv = h // (geometry[H] // geometry[HKV])
+    v_at = b * geometry[V] + kv * geometry[V + 1]
+    kind = q.dtype.type
+    zero = kind(0)
+    biased = geometry[MASK_KIND] != NO_MASK or geometry[SLOPES] != 0
+    pack_rows(
+        q,
+        b * geometry[Q] + h * geometry[Q + 1] + i0 * geometry[Q + 2],
+        geometry[Q + 2],
+        m,
+        dk,
+        kind(reals[0]),
+        queries,
+        0,
+        dk,
+    )
+    fill(sums, 0, m * padded, 0)
+    fill(highest, 0, TILE, -np.inf)
+    fill(total, 0, TILE, 0)
+    for j0 in range(0, length_k, TILE):
+        if geometry[CAUSAL] and j0 > i0 + m - 1 + offset:
+            break
+        count = min(TILE, length_k - j0)
+        n = up(count, width)
+        shift = i0 + offset - j0 if geometry[CAUSAL] else FAR
+        scores(shift, queries, dk, keys, j0 * dk, TILE, s, TILE, m, n, dk)
+        for i in range(m):
+            columns = up(clamp(last_row(i, m) + shift + 1, n), width)
+            if columns == 0:
+                continue
+            row = s[i * TILE : i * TILE + columns]
+            allowed = clamp(i + shift + 1, count)
+            if biased:
+                add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i0 + i, j0, row, allowed)
+            old = highest[i]
+            best = row_max(s, i * TILE, allowed)
+            best = best if best > old else old
+            base = best if best != -np.inf else zero
+            added = row_exp(s, i * TILE, allowed, columns, base)
+            if best != old:
+                highest[i] = best
+            if best != old and old != -np.inf:
+                factor = kind(math.exp(old - base))
+                total[i] *= factor
+                to = sums[i * padded : (i + 1) * padded]
+                for c in range(padded):
+                    to[c] *= factor
+            total[i] += added
+            if geometry[DROPOUT]:
+                o = dropout_row(geometry, reals[1], b, h, i0 + i, j0, columns, keep)
+                for j in range(columns):
+                    row[j] *= keep[o + j]
+        accumulate(shift, False, s, TILE, 1, values, j0 * padded, padded, sums, 0, padded, m, padded, count)
+        if broken_count[j0 // TILE]:
+            for j in range(j0, j0 + count):
+                if broken[j]:
+                    source = v[v_at + j * geometry[V + 2] : v_at + j * geometry[V + 2] + dv]
+                    for i in range(m):
+                        if may_attend(geometry, mask_bytes, mask_values, b, h, i0 + i, j):
+                            for c in range(dv):
+                                sums[i * padded + c] += s[i * TILE + j - j0] * source[c]
+    for i in range(m):
+        at = b * geometry[O] + h * geometry[O + 1] + (i0 + i) * geometry[O + 2]
+        to = out[at : at + dv]
+        empty = total[i] == 0
+        factor = zero if empty else kind(1) / total[i]
+        for c in range(dv):
+            to[c] = zero if empty else sums[i * padded + c] * factor
+        lse[(b * geometry[H] + h) * length_q + i0 + i] = -np.inf if empty else highest[i] + math.log(total[i])
+
+
+@routine()
+def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, b, h, s, weights, sums, keep):
+    """One head with very few queries (decoding): each row in one go, nothing packed."""
+    length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
+    kv = h // (geometry[H] // geometry[HKV])
+    kind = q.dtype.type
+    zero = kind(0)
+    k_at = b * geometry[K] + kv * geometry[K + 1]
+    v_at = b * geometry[V] + kv * geometry[V + 1]
+    for i in range(length_q):
+        q_at = b * geometry[Q] + h * geometry[Q + 1] + i * geometry[Q + 2]
+        query = q[q_at : q_at + dk]
+        allowed = clamp(i + length_k - length_q + 1, length_k) if geometry[CAUSAL] else length_k
+        for j in range(allowed):
+            source = k[k_at + j * geometry[K + 2] : k_at + j * geometry[K + 2] + dk]
+            dot = zero
+            for c in range(dk):
+                dot += query[c] * source[c]
+            s[j] = dot * kind(reals[0])
+        add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, 0, s, allowed)
+        best = row_max(s, 0, allowed)
+        base = best if best != -np.inf else zero
+        for j in range(len(s)):
+            weights[j] = s[j]
+        total = row_exp(weights, 0, allowed, len(s), base)
+        fill(sums, 0, dv, 0)
+        for j0 in range(0, allowed, TILE):
+            count = min(TILE, allowed - j0)
+            o = dropout_row(geometry, reals[1], b, h, i, j0, count, keep) if geometry[DROPOUT] else 0
+            for j in range(j0, j0 + count):
+                if s[j] != -np.inf:
+                    weight = weights[j] * keep[o + j - j0] if geometry[DROPOUT] else weights[j]
+                    source = v[v_at + j * geometry[V + 2] : v_at + j * geometry[V + 2] + dv]
+                    for c in range(dv):
+                        sums[c] += weight * source[c]
+        empty = total == 0
+        factor = zero if empty else kind(1) / total
+        at = b * geometry[O] + h * geometry[O + 1] + i * geometry[O + 2]
+        to = out[at : at + dv]
+        for c in range(dv):
+            to[c] = zero if empty else sums[c] * factor
+        lse[(b * geometry[H] + h) * length_q + i] = -np.inf if empty else best + math.log(total)
+
+
+@kernel
+def forward_tiles(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, units):
+    """A share of the tiles of queries; the keys and values of a head are packed once for all its tiles."""
+    first, last = share(t, n_tasks, units)
+    length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
+    width = PANEL_BYTES // q.itemsize
+    padded = up(dv, width)
+    keep = np.empty(TILE + 8, q.dtype)
+    if length_q <= SMALL:
+        s = np.empty(up(length_k, width), q.dtype)
+        weights = np.empty(up(length_k, width), q.dtype)
+        sums = np.empty(dv, q.dtype)
+        for unit in range(first, last):
+            _forward_few(
+                q,
+                k,
+                v,
+                out,
+                lse,
+                mask_bytes,
+                mask_values,
+                slopes,
+                geometry,
+                reals,
+                unit // geometry[H],
+                unit % geometry[H],
+                s,
+                weights,
+                sums,
+                keep,
+            )
+        return
+    key_tiles = (length_k + TILE - 1) // TILE
+    query_tiles = (length_q + TILE - 1) // TILE
+    keys = np.empty(key_tiles * TILE * dk, q.dtype)
+    values = np.empty(length_k * padded, q.dtype)
+    broken = np.empty(length_k, np.uint8)
+    broken_count = np.empty(key_tiles, np.int64)
+    queries = np.empty(TILE * dk, q.dtype)
+    s = np.empty(TILE * TILE, q.dtype)
+    sums = np.empty(TILE * padded, q.dtype)
+    highest = np.empty(TILE, q.dtype)
+    total = np.empty(TILE, q.dtype)
+    packed = -1
+    for unit in range(first, last):
+        head = unit // query_tiles
+        b = head // geometry[H]
+        h = head % geometry[H]
+        kv = h // (geometry[H] // geometry[HKV])
+        if packed != b * geometry[HKV] + kv:
+            packed = b * geometry[HKV] + kv
+            for tile in range(key_tiles):
+                j0 = tile * TILE
+                n = min(TILE, length_k - j0)
+                pack_columns(
+                    k,
+                    b * geometry[K] + kv * geometry[K + 1] + j0 * geometry[K + 2],
+                    geometry[K + 2],
+                    n,
+                    dk,
+                    keys,
+                    j0 * dk,
+                )
+                pack_rows(
+                    v,
+                    b * geometry[V] + kv * geometry[V + 1] + j0 * geometry[V + 2],
+                    geometry[V + 2],
+                    n,
+                    dv,
+                    v.dtype.type(1),
+                    values,
+                    j0 * padded,
+                    padded,
+                )
+                broken_count[tile] = clear_broken_rows(values, j0 * padded, n, padded, broken, j0)
+        _forward_tile(
+            q,
+            k,
+            v,
+            out,
+            lse,
+            mask_bytes,
+            mask_values,
+            slopes,
+            geometry,
+            reals,
+            b,
+            h,
+            unit % query_tiles * TILE,
+            keys,
+            values,
+            broken,
+            broken_count,
+            queries,
+            s,
+            sums,
+            highest,
+            total,
+            keep,
+        )
