@@ -12,7 +12,7 @@ demo: .venv/train
 	rm -rf runs/demo
 	$(BIN)/python examples/train_gpt.py --data toy-world --out runs/demo
 	@echo
-	$(BIN)/python examples/generate.py runs/demo --prompt "今天天气真好，我想去" --top 5 --max-new-tokens 40 --seed 1
+	$(BIN)/python examples/generate.py runs/demo --prompt "今天天气真好，我想去" --top 5 --max-new-tokens 40 --temperature 0.8 --seed 2
 	@echo
 	@echo "The picture of the loss: runs/demo/loss.png"
 

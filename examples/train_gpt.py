@@ -78,15 +78,15 @@ def make_parser() -> Parser:
         "--tokenizer", default="char", choices=("char", "bpe"), help="characters, or byte-level BPE trained on the text"
     )
     add("--vocab-size", type=whole(256), default=512, help="of bpe")
-    add("--n-layer", type=whole(1), default=4, help="blocks")
+    add("--n-layer", type=whole(1), default=3, help="blocks")
     add("--n-head", type=whole(1), default=4, help="attention heads")
     add("--n-embd", type=whole(1), default=128, help="width of the stream")
     add("--block-size", type=whole(1), default=64, help="tokens the model reads at once")
-    add("--batch-size", type=whole(1), default=32, help="windows in a batch")
+    add("--batch-size", type=whole(1), default=16, help="windows in a batch")
     add("--accumulate", type=whole(1), default=1, help="batches in a step")
-    add("--steps", type=whole(1), default=700, help="steps, and the end of the cosine schedule")
+    add("--steps", type=whole(1), default=1000, help="steps, and the end of the cosine schedule")
     add("--lr", type=number(0), default=2e-3, help="learning rate after the warm-up")
-    add("--min-lr", type=number(0), help="learning rate at the end (default: lr / 10)")
+    add("--min-lr", type=number(0), help="learning rate at the end (default: lr / 100)")
     add("--warmup", type=whole(0), help="steps of warm-up (default: 100, or a tenth of the steps if that is less)")
     add("--beta2", type=number(0, 1), default=0.99, help="decay rate of AdamW's second moment")
     add("--weight-decay", type=number(0), default=0.1, help="of matrices; biases and norms do not decay")
@@ -119,7 +119,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, Path]:
     options = parser.parse_args(argv)
     if options.resume is None:
         if options.min_lr is None:
-            options.min_lr = options.lr / 10
+            options.min_lr = options.lr / 100
         if options.warmup is None:
             options.warmup = min(100, options.steps // 10)
         name = Path(options.data).stem if "*" not in options.data else "glob"
