@@ -11,6 +11,7 @@ import numpy as np
 import tinygrad_tf as tg
 
 from .. import graph
+from ..modes import _profile
 
 M = TypeVar("M", bound="Module")
 
@@ -109,7 +110,15 @@ class Module:
                     args, kwargs = result
                 else:
                     args = result if isinstance(result, tuple) else (result,)
-        output = self.forward(*args, **kwargs)
+        profile = _profile.get()
+        if profile is None:
+            output = self.forward(*args, **kwargs)
+        else:
+            profile.enter(self)
+            try:
+                output = self.forward(*args, **kwargs)
+            finally:
+                profile.leave()
         for hook, with_kwargs in list(self._forward_hooks.values()):
             result = hook(self, args, kwargs, output) if with_kwargs else hook(self, args, output)
             if result is not None:

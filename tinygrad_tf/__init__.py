@@ -40,6 +40,7 @@ from .kernels.runtime import get_num_threads, set_num_threads
 from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference
 from .ops.elementwise import where
 from .ops.shape import cat, stack
+from .profiling import Profile, profile
 from .rng import get_rng_state, manual_seed, set_rng_state
 from .tensor import METHODS as _METHODS
 from .tensor import Tensor
@@ -61,9 +62,9 @@ def is_tensor(x: object) -> _bool:
 
 
 __all__ = [
-    "Function", "GradcheckError", "Tensor", "arange", "bool", "cat", "checkpoint", "config", "detect_anomaly", "empty",
+    "Function", "GradcheckError", "Profile", "Tensor", "arange", "bool", "cat", "checkpoint", "config", "detect_anomaly", "empty",
     "empty_like", "enable_grad", "eye", "float32", "float64", "from_numpy", "full", "full_like", "get_num_threads",
     "get_rng_state", "grad", "gradcheck", "gradgradcheck", "graph", "int64", "is_grad_enabled", "is_tensor", "linspace",
-    "manual_seed", "no_grad", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
+    "manual_seed", "no_grad", "ones", "ones_like", "profile", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
     "reference", "rng", "set_num_threads", "set_rng_state", "stack", "tensor", "where", "zeros", "zeros_like", *_METHODS,
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .modes import Array, Mode, _anomaly, _grad_enabled, _packer, _records
+from .modes import Array, Mode, _anomaly, _grad_enabled, _packer, _profile, _records
 from .recording import Record, check_finite, user_line
 from .recording import record as record  # graph.record()
 
@@ -292,6 +292,7 @@ def run_backward(
     pending: dict[Node, list[_Pending]] = {}
     leaves: dict[int, tuple[TensorBase, _Pending]] = {}
     heap: list[tuple[int, Node]] = []
+    profile = _profile.get()
 
     def deliver(edge: Edge, value: Any, own: bool) -> None:
         if isinstance(edge, tuple):
@@ -336,7 +337,8 @@ def run_backward(
                     for e in node.edges
                 ]
             )
-            results = node.op.gradients(node, grads, needs, create_graph)
+            compute = node.op.gradients if profile is None else profile.backward
+            results = compute(node, grads, needs, create_graph)
             if _anomaly.get():
                 check_finite(node.op.name, [r for r in results if r is not None], grads, node.line, "the backward")
             for edge, needed, meta, result in zip(node.edges, needs, node.metas, results, strict=True):

@@ -18,6 +18,7 @@ _grad_enabled: ContextVar[bool] = ContextVar("grad_enabled", default=True)
 _reference: ContextVar[bool] = ContextVar("reference", default=False)
 _anomaly: ContextVar[bool] = ContextVar("anomaly", default=False)
 _records: ContextVar[list[Any] | None] = ContextVar("records", default=None)
+_profile: ContextVar[Any] = ContextVar("profile", default=None)
 _packer: ContextVar[Callable[[Array], Callable[[], Array] | None] | None] = ContextVar("packer", default=None)
 
 

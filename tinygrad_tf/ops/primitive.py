@@ -121,7 +121,8 @@ class Primitive(_Callable):
             self._match(arrays)
         if self.variadic:
             arrays[0] = [m._data if isinstance(m, TensorBase) else operand(m, first, self.name) for m in members]
-        result = self.function(*arrays)
+        profile = modes._profile.get()
+        result = self.function(*arrays) if profile is None else profile.run(self, self.function, arrays)
         outs = list(result) if self.several else [np.asarray(result)]
         out = outs[0]
         if out.dtype == _FLOAT64 and not any(
@@ -141,6 +142,8 @@ class Primitive(_Callable):
             graph.check_inputs(self.name, inputs)
             node = Node(self, inputs, outs)
             self._save(node, values, inputs, out)
+            if profile is not None:
+                profile.recorded(node)
         results = graph.finish(self, node, values, outs)
         if self.view and np.may_share_memory(out, first._data):
             for result in results:
@@ -251,7 +254,8 @@ class Fused(_Callable):
             return self.definition(*values)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
         self._check_dtypes(arrays)
-        out, saved = self.forward(*arrays)
+        profile = modes._profile.get()
+        out, saved = self.forward(*arrays) if profile is None else profile.run(self, self.forward, arrays)
         if not any([isinstance(v, TensorBase) for v in values]):
             return out
         inputs = [
@@ -268,6 +272,8 @@ class Fused(_Callable):
                 Saved(out),
                 [Saved(s) if isinstance(s, np.ndarray) else s for s in saved],
             )
+            if profile is not None:
+                profile.recorded(node)
         result = graph.finish(self, node, values, [out])[0]
         if node is not None:
             node.saved[1].watch(result)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 
 import numpy as np
 
 from tinygrad_tf.kernels import optimizer as kernels
+from tinygrad_tf.modes import _profile
 from tinygrad_tf.tensor import Tensor
 
 
@@ -40,6 +42,7 @@ def clip_grad_norm_(
     """
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm must be at least 0, got {max_norm}")
+    start = time.perf_counter()
     unique = {id(p): p for p in ([parameters] if isinstance(parameters, Tensor) else parameters)}
     gradients = [p.grad for p in unique.values() if p.grad is not None]
     norm = math.sqrt(kernels.sum_of_squares([g._data for g in gradients]))
@@ -50,4 +53,7 @@ def clip_grad_norm_(
         kernels.scale([g._data for g in gradients], factor)
         for g in gradients:
             g._bump()
+    profile = _profile.get()
+    if profile is not None:
+        profile.other("clip_grad_norm_", time.perf_counter() - start)
     return np.float64(norm)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygrad_tf.modes import _profile
 from tinygrad_tf.tensor import Tensor
 
 Array = NDArray[Any]
@@ -96,6 +98,7 @@ class Optimizer:
 
     def step(self) -> None:
         """Change every parameter that has a gradient, in place."""
+        start = time.perf_counter()
         position = 0
         for group in self.param_groups:
             chosen = []
@@ -107,6 +110,9 @@ class Optimizer:
             self._update(group, chosen)
             for _, p in chosen:
                 p._bump()
+        profile = _profile.get()
+        if profile is not None:
+            profile.other(f"{self._kind}.step", time.perf_counter() - start)
 
     def _check_gradient(self, p: Tensor) -> None:
         gradient = p.grad
