@@ -10,18 +10,14 @@ disturbs both alike. PyTorch is at its best: 2 threads, fused attention, fused A
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import pathlib
-import platform
-import statistics
-import subprocess
-import sys
+import tempfile
 import time
 from typing import Any
 
 import numpy as np
+from sides import Side, limit_threads, options, report, serve
 
 CONFIG = dict(block_size=64, n_layer=4, n_head=4, n_embd=128, bias=False)
 BATCH, TURN = 12, 50
@@ -55,7 +51,7 @@ def our_side(vocab: int, weights: pathlib.Path, steps: int) -> tuple[Any, Any]:
     import tinygrad_tf as tg
     from tinygrad_tf import models, optim
 
-    tg.set_num_threads(2)
+    limit_threads()
     tg.manual_seed(1337)
     model = models.GPT(models.GPTConfig(vocab_size=vocab, **CONFIG))  # type: ignore[arg-type]
     np.savez(weights, **{k: v.numpy() for k, v in model.state_dict().items()})
@@ -82,7 +78,7 @@ def torch_side(vocab: int, weights: pathlib.Path, steps: int) -> tuple[Any, Any]
     import torch
     from torch_gpt import TorchGPT
 
-    torch.set_num_threads(2)
+    limit_threads()
     model = TorchGPT(dict(vocab_size=vocab, **CONFIG))
     with np.load(weights) as saved:
         model.load_state_dict({k: torch.from_numpy(saved[k].copy()) for k in saved.files})
@@ -105,22 +101,22 @@ def torch_side(vocab: int, weights: pathlib.Path, steps: int) -> tuple[Any, Any]
     return train, evaluate
 
 
-def worker(side: str, text: str, steps: int, weights: pathlib.Path) -> None:
-    """Train TURN steps whenever a line comes in; answer with the losses and the seconds each step took."""
+def side(which: str, text: str, steps: int, weights: pathlib.Path) -> None:
+    """Be a side: train the next TURN steps, or validate."""
     training, validation, vocab = read(text)
-    train, evaluate = (our_side if side == "ours" else torch_side)(vocab, weights, steps)
+    train, evaluate = (our_side if which == "ours" else torch_side)(vocab, weights, steps)
     generator = np.random.default_rng(1337)
-    windows = np.arange(0, len(validation) - CONFIG["block_size"] - 1, CONFIG["block_size"])
-    print("ready", flush=True)
+    starts = np.arange(0, len(validation) - CONFIG["block_size"] - 1, CONFIG["block_size"])
     step = 0
-    for line in sys.stdin:
-        if line.strip() == "validate":
+
+    def answer(do: str) -> dict[str, Any]:
+        nonlocal step
+        if do == "validate":
             losses = []
-            for i in range(0, len(windows), 64):
-                rows = validation[windows[i : i + 64, None] + np.arange(CONFIG["block_size"] + 1)]
+            for i in range(0, len(starts), 64):
+                rows = validation[starts[i : i + 64, None] + np.arange(CONFIG["block_size"] + 1)]
                 losses += [evaluate(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]))] * len(rows)
-            print(json.dumps({"val_loss": float(np.mean(losses))}), flush=True)
-            continue
+            return {"val_loss": float(np.mean(losses))}
         losses, seconds = [], []
         for _ in range(min(TURN, steps - step)):
             ids, targets = batch(training, generator)
@@ -128,58 +124,46 @@ def worker(side: str, text: str, steps: int, weights: pathlib.Path) -> None:
             losses.append(train(ids, targets, learning_rate(step, steps)))
             seconds.append(time.perf_counter() - start)
             step += 1
-        print(json.dumps({"losses": losses, "seconds": seconds}), flush=True)
+        return {"losses": losses, "seconds": seconds}
+
+    serve(answer)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--weights", type=pathlib.Path, default=pathlib.Path("runs/shakespeare_weights.npz"))
-    parser.add_argument("--side", choices=("ours", "torch"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.side:
-        worker(options.side, options.text, options.steps, options.weights)
-        return
-    options.weights.parent.mkdir(parents=True, exist_ok=True)
-    sides, results = {}, {}
-    for side in ("ours", "torch"):
-        command = [sys.executable, __file__, options.text, "--steps", str(options.steps), "--weights", str(options.weights),
-                   "--side", side]  # fmt: skip
-        sides[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        if sides[side].stdout.readline().strip() != "ready":
-            raise SystemExit(f"the side {side!r} did not start")
-        results[side] = {"losses": [], "seconds": []}
-
-    def ask(side: str, what: str) -> dict[str, Any]:
-        sides[side].stdin.write(what + "\n")
-        sides[side].stdin.flush()
-        return json.loads(sides[side].stdout.readline())
-
-    for turn in range(-(-options.steps // TURN)):
-        for side in ("ours", "torch") if turn % 2 else ("torch", "ours"):
-            for key, values in ask(side, "go").items():
-                results[side][key] += values
-        if (turn + 1) % 5 == 0:
-            at = len(results["ours"]["losses"])
-            print(
-                f"step {at:5d}: " + ", ".join(f"{s} {np.mean(r['losses'][-TURN:]):.4f}" for s, r in results.items()),
-                flush=True,
-            )
-    for side, result in results.items():
-        result.update(ask(side, "validate"))
-        sides[side].stdin.close()
-        result["median_ms"] = 1000 * statistics.median(result["seconds"][5:])
-        print(f"{side:>6}: validation loss {result['val_loss']:.4f}, median step {result['median_ms']:.2f} ms, "
-              f"training time {sum(result['seconds']):.1f} s")  # fmt: skip
-    gap = max(abs(a - b) for a, b in zip(results["ours"]["losses"], results["torch"]["losses"], strict=True))
-    ratio = results["torch"]["median_ms"] / results["ours"]["median_ms"]
-    print(
-        f"PyTorch's median step takes {ratio:.2f} times ours; the curves are never further apart than {gap:.4f}; {platform.processor() or platform.machine()}"
+    o = options(
+        __doc__,
+        text=dict(positional=True, help="a file of text"),
+        steps=dict(type=int, default=2000),
+        weights=dict(type=pathlib.Path),
     )
-    if options.out:
-        options.out.write_text(json.dumps(results))
+    if o.side:
+        side(o.side, o.text, o.steps, o.weights)
+        return
+    results: dict[str, Any] = {"ours": {"losses": [], "seconds": []}, "torch": {"losses": [], "seconds": []}}
+    with tempfile.TemporaryDirectory() as folder:
+        more = (o.text, "--steps", str(o.steps), "--weights", str(pathlib.Path(folder) / "weights.npz"))
+        sides = []
+        for which in results:  # ours first: it makes the weights
+            sides.append(Side(__file__, which, *more))
+            for key, values in sides[-1].ask(do="train").items():
+                results[which][key] += values
+        for turn in range(1, -(-o.steps // TURN)):
+            for s in sides if turn % 2 else sides[::-1]:
+                for key, values in s.ask(do="train").items():
+                    results[s.name][key] += values
+            if (turn + 1) % 5 == 0:
+                means = ", ".join(f"{which} {np.mean(r['losses'][-TURN:]):.4f}" for which, r in results.items())
+                print(f"step {len(results['ours']['losses']):5d}: {means}", flush=True)
+        for s in sides:
+            results[s.name].update(s.ask(do="validate"))
+            s.close()
+    apart = max(abs(a - b) for a, b in zip(results["ours"]["losses"], results["torch"]["losses"], strict=True))
+    ours = np.median(results["ours"]["seconds"][5:])
+    rows = []
+    for which, r in results.items():
+        seconds = float(np.median(r["seconds"][5:]))
+        rows.append([which, f"{r['val_loss']:.4f}", 1000 * seconds, float(sum(r["seconds"])), seconds / ours, apart])
+    report(["side", "validation loss", "ms a step", "training s", "times ours", "curves apart"], rows, o.out, runs=results)
 
 
 if __name__ == "__main__":
