@@ -163,7 +163,9 @@ def main() -> None:
     for which, r in results.items():
         seconds = float(np.median(r["seconds"][5:]))
         rows.append([which, f"{r['val_loss']:.4f}", 1000 * seconds, float(sum(r["seconds"])), seconds / ours, apart])
-    report(["side", "validation loss", "ms a step", "training s", "times ours", "curves apart"], rows, o.out, runs=results)
+    report(
+        ["side", "validation loss", "ms a step", "training s", "times ours", "curves apart"], rows, o.out, runs=results
+    )
 
 
 if __name__ == "__main__":

@@ -126,8 +126,7 @@ def table(headers: list[str], rows: list[list[Any]]) -> str:
     for row, original in zip(cells, rows, strict=True):
         lines.append(
             "  ".join(
-                c.ljust(w) if isinstance(o, str) else c.rjust(w)
-                for c, w, o in zip(row, widths, original, strict=True)
+                c.ljust(w) if isinstance(o, str) else c.rjust(w) for c, w, o in zip(row, widths, original, strict=True)
             )
         )
     return "\n".join(lines)
