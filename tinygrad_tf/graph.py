@@ -89,14 +89,16 @@ def at_edge(data: Array, edge: Edge) -> Any:
 class Saved:
     """A buffer kept for backward, with the version it had."""
 
-    __slots__ = ("data", "shape", "storage", "version", "edge", "unpack")
+    __slots__ = ("data", "storage", "version", "edge", "unpack")
 
-    def __init__(self, tensor: TensorBase | Array, edge: Edge = None):
-        self.data: Any = tensor._data if isinstance(tensor, TensorBase) else tensor
-        self.shape = self.data.shape
-        self.storage = tensor._storage if isinstance(tensor, TensorBase) else None
-        self.version = self.storage.version if self.storage else 0
-        self.edge: Any = tensor._edge() if isinstance(tensor, TensorBase) else edge
+    def __init__(self, tensor: TensorBase | Array, edge: Any = None):
+        self.data: Any
+        self.storage: Storage | None
+        if isinstance(tensor, TensorBase):
+            self.data, self.storage, self.edge = tensor._data, tensor._storage, tensor._edge()
+            self.version = tensor._storage.version
+        else:
+            self.data, self.storage, self.edge, self.version = tensor, None, edge, 0
         self.unpack: Callable[[], Array] | None = None
         packer = _packer.get()
         if packer is not None:
@@ -111,8 +113,9 @@ class Saved:
     def array(self, op: Op) -> Array:
         """The buffer; raises RuntimeError if it was written since."""
         if self.storage is not None and self.storage.version != self.version:
+            shape = (self.data if self.unpack is None else self.unpack()).shape
             raise RuntimeError(
-                f"backward of {op.name}: a tensor of shape {self.shape} that it needs was changed in place after the "
+                f"backward of {op.name}: a tensor of shape {shape} that it needs was changed in place after the "
                 f"forward (version {self.version} was saved, it is now at version {self.storage.version}); "
                 "use the out-of-place operation, or clone() before the change"
             )

@@ -106,14 +106,26 @@ class Primitive(_Callable):
             self.inputs = tuple(name for name in self.parameters if name in "ab") if rules else ()
         self.variadic = bool(rules) and self.inputs[0] == self.parameters[0] == "tensors"
         self.rules = [(rules[i], _argument_names(rules[i])[1:]) for i in self.inputs]
+        self.wants = [[self._want(name) for name in names if name != "i"] for _, names in self.rules]
+
+    def _want(self, name: str) -> tuple[str, str, int]:
+        """What a rule names, as (name, what to keep, the place of the argument)."""
+        if name == "out":
+            return name, "out", 0
+        if name.endswith("_shape") and name not in self.parameters:
+            return name, "shape", self.parameters.index(name[: -len("_shape")])
+        return name, "input" if name in self.inputs else "argument", self.parameters.index(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._bind(args, kwargs)
         members = list(values[0]) if self.variadic else values
-        tensors = [v for v in members if isinstance(v, TensorBase)] or [v for v in values if isinstance(v, TensorBase)]
-        if not tensors:
+        first = None
+        for v in (*members, *values) if self.variadic else values:
+            if isinstance(v, TensorBase):
+                first = v
+                break
+        if first is None:
             return self.function(*values)
-        first = tensors[0]
         if self.promote:
             self._promote(values, first)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
@@ -125,25 +137,20 @@ class Primitive(_Callable):
         result = self.function(*arrays) if profile is None else profile.run(self, self.function, arrays)
         outs = list(result) if self.several else [np.asarray(result)]
         out = outs[0]
-        if out.dtype == _FLOAT64 and not any(
+        if out.dtype is _FLOAT64 and not any(
             [isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)]
         ):
             out = outs[0] = out.astype(_FLOAT32)  # numpy's answer to integers; ours is float32
         node = None
-        inputs: list[TensorBase | None]
-        if not self.inputs:
-            inputs = []
-        elif self.variadic:
-            inputs = [m if isinstance(m, TensorBase) and m._requires_grad else None for m in members]
-        else:
-            inputs = [values[p] if isinstance(values[p], TensorBase) and values[p]._requires_grad else None
-                      for p in self.positions]  # fmt: skip
-        if out.dtype.kind == "f" and any([t is not None for t in inputs]) and modes._grad_enabled.get():
-            graph.check_inputs(self.name, inputs)
-            node = Node(self, inputs, outs)
-            self._save(node, values, inputs, out)
-            if profile is not None:
-                profile.recorded(node)
+        if out.dtype.kind == "f" and self.inputs and modes._grad_enabled.get():
+            candidates = members if self.variadic else [values[p] for p in self.positions]
+            inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in candidates]
+            if any([t is not None for t in inputs]):
+                graph.check_inputs(self.name, inputs)
+                node = Node(self, inputs, outs)
+                self._save(node, values, inputs, out)
+                if profile is not None:
+                    profile.recorded(node)
         results = graph.finish(self, node, values, outs)
         if self.view and np.may_share_memory(out, first._data):
             for result in results:
@@ -153,43 +160,43 @@ class Primitive(_Callable):
         return tuple(results) if self.several else results[0]
 
     def _promote(self, values: list[Any], first: TensorBase) -> None:
-        """Give the scalars and ndarrays among the operands a Tensor's dtype."""
-        like = next((values[p] for p in self.positions if isinstance(values[p], TensorBase)), first)
-        for p in self.positions:
-            if not isinstance(values[p], TensorBase):
-                values[p] = operand(values[p], like, self.name)
+        """Give a scalar or ndarray among the two operands the Tensor's dtype."""
+        i, j = self.positions
+        a, b = values[i], values[j]
+        if not isinstance(a, TensorBase):
+            values[i] = operand(a, b if isinstance(b, TensorBase) else first, self.name)
+        if not isinstance(b, TensorBase):
+            values[j] = operand(b, a if isinstance(a, TensorBase) else first, self.name)
 
     def _match(self, arrays: list[Any]) -> None:
         """An integer or bool array meeting a float one takes its dtype (numpy would answer float64)."""
         i, j = self.positions
         a, b = arrays[i], arrays[j]
-        if a.dtype != b.dtype and (a.dtype.kind == "f") != (b.dtype.kind == "f"):
+        if a.dtype is not b.dtype and (a.dtype.kind == "f") != (b.dtype.kind == "f"):
             arrays[i], arrays[j] = (a, b.astype(a.dtype)) if a.dtype.kind == "f" else (a.astype(b.dtype), b)
 
     def _save(self, node: Node, values: list[Any], inputs: Sequence[TensorBase | None], out: Array) -> None:
         """Keep what the needed rules name: Saved for Tensors and the result, the rest as it is."""
         kept: dict[str, Any] = {}
-        needed = [0] if self.variadic else [i for i, t in enumerate(inputs) if t is not None]
-        for i in needed:
-            for name in self.rules[i][1]:
-                if name in kept or name == "i":
+        for t, wants in zip([node] if self.variadic else inputs, self.wants, strict=True):
+            if t is None:
+                continue
+            for name, what, place in wants:
+                if name in kept:
                     continue
-                if name == "out":
-                    kept[name] = Saved(out)
-                    kept[name].edge = "self"
-                elif name.endswith("_shape") and name not in self.parameters:
-                    value = values[self.parameters.index(name[: -len("_shape")])]
+                value = out if what == "out" else values[place]
+                if what == "shape":
                     kept[name] = (
                         [np.shape(graph._raw(v)) for v in value] if self.variadic else np.shape(graph._raw(value))
                     )
+                elif self.variadic and what == "input":
+                    kept[name] = [Saved(v) if isinstance(v, (TensorBase, np.ndarray)) else v for v in value]
+                elif what == "out":
+                    kept[name] = Saved(value, "self")
+                elif isinstance(value, TensorBase) or (what == "input" and isinstance(value, np.ndarray)):
+                    kept[name] = Saved(value)
                 else:
-                    value = values[self.parameters.index(name)]
-                    if self.variadic and name == "tensors":
-                        kept[name] = [Saved(v) if isinstance(v, (TensorBase, np.ndarray)) else v for v in value]
-                    elif isinstance(value, TensorBase) or (name in self.inputs and isinstance(value, np.ndarray)):
-                        kept[name] = Saved(value)
-                    else:
-                        kept[name] = value
+                    kept[name] = value
         node.saved = kept
 
     def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> list[Any]:
