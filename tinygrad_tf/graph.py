@@ -308,7 +308,14 @@ def run_backward(
                 heapq.heappush(heap, (-node.number, node))
             slots[index].add(value, own)
         elif edge is not None and (inputs is None or id(edge) in targets):
-            leaves.setdefault(id(edge), (edge, _Pending()))[1].add(value, own)
+            if id(edge) not in leaves:
+                leaves[id(edge)] = edge, _Pending()
+            leaves[id(edge)][1].add(value, own)
+
+    def wanted(edge: Edge) -> bool:
+        if isinstance(edge, tuple):
+            return edge in targets or edge[0] in (leading or ())
+        return id(edge) in targets
 
     with Mode(_grad_enabled, create_graph), np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         for root, seed in zip(roots, seeds, strict=True):
@@ -330,16 +337,7 @@ def run_backward(
                     f"backward of {node.op.name}: its saved values were freed by an earlier backward; "
                     "call that one with retain_graph=True to go through the graph twice"
                 )
-            needs = tuple(
-                [
-                    e is not None
-                    and (
-                        leading is None
-                        or (e in targets or e[0] in leading if isinstance(e, tuple) else id(e) in targets)
-                    )
-                    for e in node.edges
-                ]
-            )
+            needs = tuple([e is not None and (leading is None or wanted(e)) for e in node.edges])
             compute = node.op.gradients if profile is None else profile.backward
             results = compute(node, grads, needs, create_graph)
             if _anomaly.get():

@@ -200,15 +200,10 @@ class Primitive(_Callable):
         node.saved = kept
 
     def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> list[Any]:
-        def open_(value: Any) -> Any:
-            if not isinstance(value, Saved):
-                return value
-            if not create_graph:
-                return value.array(self)
-            return graph.at_edge(value.array(self), (node, 0)) if value.edge == "self" else value.tensor(self)
-
-        opened = {  # open_ does not call itself: such a function is a reference cycle, and would keep the node alive
-            name: [open_(v) for v in value] if isinstance(value, list) else open_(value)
+        opened = {
+            name: [self._open(v, node, create_graph) for v in value]
+            if isinstance(value, list)
+            else self._open(value, node, create_graph)
             for name, value in node.saved.items()
         }
         g = grads[0]
@@ -222,6 +217,14 @@ class Primitive(_Callable):
                 continue
             results.append(rule(g, *[i if name == "i" else opened[name] for name in names]))
         return results
+
+    def _open(self, value: Any, node: Node, create_graph: bool) -> Any:
+        """What was saved, as an ndarray, or with create_graph as a Tensor at its place in the graph."""
+        if not isinstance(value, Saved):
+            return value
+        if not create_graph:
+            return value.array(self)
+        return graph.at_edge(value.array(self), (node, 0)) if value.edge == "self" else value.tensor(self)
 
 
 def primitive(
