@@ -128,34 +128,11 @@ def _from_corner(like, corner, c, c_row, tall, wide, add, bias, relu):
 
 
 @kernel
-def _gemm(
-    t,
-    n_tasks,
-    like,
-    scratch,
-    part,
-    split,
-    a,
-    a_offsets,
-    a_row,
-    a_column,
-    b,
-    b_offsets,
-    b_row,
-    b_column,
-    direct_b,
-    c,
-    c_offsets,
-    c_row,
-    bias,
-    relu,
-    m,
-    n,
-    depth,
-    block,
-    accumulate,
-):
-    """A task's share of all products: of their items, rows of tiles, or panels, as `split` says; it packs its own."""
+def _gemm(t, n_tasks, like, scratch, plan, a, a_offsets, b, b_offsets, c, c_offsets, bias):
+    """A task's share of all products: of their items, rows of tiles, or panels, as the plan says; it packs its own."""
+    m, n, depth, block, part, split = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]
+    a_row, a_column, b_row, b_column, c_row = plan[6], plan[7], plan[8], plan[9], plan[1]
+    direct_b, relu, accumulate = plan[10], plan[11], plan[12]
     size = like.itemsize
     nr = 2 * VECTOR_BYTES // size
     first_item, last_item = 0, len(a_offsets)
@@ -407,9 +384,19 @@ def _without_terms(target: np.ndarray, accumulate: bool, bias: np.ndarray | None
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    m: int, n: int, depth: int, items: int, b_row: int, b_column: int, size: int, threads: int
-) -> tuple[int, int, int, int, int]:
-    """(tasks, what they share out, elements of scratch for each, whether to read B in place, K block)."""
+    m: int,
+    n: int,
+    depth: int,
+    items: int,
+    a_strides: tuple[int, int],
+    b_strides: tuple[int, int],
+    size: int,
+    relu: bool,
+    accumulate: bool,
+    threads: int,
+) -> tuple[int, int, np.ndarray]:
+    """(tasks, elements of scratch for each, what `_gemm` unpacks): how to compute products of these shapes."""
+    b_row, b_column = b_strides
     nr = 2 * VECTOR_BYTES // size
     tiles, panels = -(-m // MR), -(-n // nr)
     block = min(-(-depth // (8 * -(-depth // KC))) * 8, KC)  # equal blocks, of whole vectors
@@ -424,7 +411,9 @@ def _plan(
         by_panels = m * columns + PACKING * (columns * (1 - direct_b) + m)
         split = BY_ROWS if by_rows <= by_panels else BY_PANELS
     part = MC * block + MR * nr + min(NC // nr, panels) * nr * block
-    return tasks, split, -(-part // 16) * 16, direct_b, block
+    part = -(-part // 16) * 16
+    plan = [m, n, depth, block, part, split, *a_strides, *b_strides, direct_b, relu, accumulate]
+    return tasks, part, np.array(plan, np.int64)
 
 
 def _multiply_arrays(
@@ -443,8 +432,17 @@ def _multiply_arrays(
         tasks = runtime.tasks(m * n * depth, TASK_GRAIN)
         _few_rows(tasks, runtime.contiguous(a), b.T, c, no_bias if bias is None else bias, relu, accumulate)
         return
-    tasks, split, part, direct_b, block = _plan(
-        m, n, depth, c.size // (m * n), b_row, b_column, size, runtime.get_num_threads()
+    tasks, part, plan = _plan(
+        m,
+        n,
+        depth,
+        c.size // (m * n),
+        (a_row, a_column),
+        (b_row, b_column),
+        size,
+        relu,
+        accumulate,
+        runtime.get_num_threads(),
     )
     with runtime.lock:
         like, scratch = _reserve(a.dtype, tasks * part)
@@ -452,25 +450,12 @@ def _multiply_arrays(
             tasks,
             like,
             scratch,
-            part,
-            split,
+            plan,
             runtime.address(a if a_column == 1 else a.mT),
             _offsets(batch, a.shape[:-2], a.strides[:-2], size),
-            a_row,
-            a_column,
             runtime.address(b if b_column == 1 else b.mT),
             _offsets(batch, b.shape[:-2], b.strides[:-2], size),
-            b_row,
-            b_column,
-            direct_b,
             runtime.address(c),
             _offsets(batch, batch, c.strides[:-2], size),
-            n,
             0 if bias is None else runtime.address(bias),
-            int(relu),
-            m,
-            n,
-            depth,
-            block,
-            int(accumulate),
         )
