@@ -34,7 +34,7 @@ from .gemm_tile import (
     transpose_b,
 )
 from .normalization import row_dot
-from .runtime import device, kernel, share
+from .runtime import device, kernel, routine, share
 
 KC = 256  # terms of a block
 MC = max(1, 192 // MR) * MR  # rows of A packed at a time
@@ -48,7 +48,7 @@ BY_ITEMS, BY_ROWS, BY_PANELS = range(3)  # what is shared out among the tasks
 # -- packing and the loops ---------------------------------------------------------------------------------------------
 
 
-@device
+@routine()
 def _pack_a(like, a, a_row, a_column, rows, depth, target):
     """`rows` rows of A, (rows, depth), as tiles (depth, MR), one after another; zeros in the rows that are missing."""
     size = like.itemsize
@@ -79,7 +79,7 @@ def _pack_a(like, a, a_row, a_column, rows, depth, target):
                 put(like, to, k1 * MR + i, get(like, source, i * a_row + k1 * a_column) if i < tall else zero)
 
 
-@device
+@routine()
 def _pack_b(like, b, b_row, b_column, columns, depth, target):
     """`columns` columns of B, (depth, columns), as panels (depth, NR), one after another; zeros in what is missing."""
     size = like.itemsize
@@ -111,7 +111,7 @@ def _pack_b(like, b, b_row, b_column, columns, depth, target):
                 put(like, to, k1 * nr + j, get(like, source, k1 * b_row + j * b_column) if j < wide else zero)
 
 
-@device
+@routine()
 def _from_corner(like, corner, c, c_row, tall, wide, add, bias, relu):
     """Move `tall` rows by `wide` columns of a tile at the edge from the scratch to C; bias: its address or 0."""
     nr = 2 * VECTOR_BYTES // like.itemsize
