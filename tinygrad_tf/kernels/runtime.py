@@ -29,6 +29,7 @@ import platform
 import sys
 import tempfile
 import threading
+import types as types_
 import warnings
 
 import llvmlite.binding as llvm
@@ -169,12 +170,13 @@ class _Cache:
     cache has one index for all signatures of a function; two processes that write it at once can swap their code.)
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, code: types_.CodeType) -> None:
         self.name = name
+        self.code = code.co_firstlineno, code.co_code  # for functions outside this package, whose sources nobody hashed
         self.routines: list[tuple[str, tuple]] = []
 
     def _path(self, sig) -> pathlib.Path:
-        return cache_folder() / f"{self.name}-{_digest(sig)}"
+        return cache_folder() / f"{self.name}-{_digest((sig, self.code))}"
 
     def load_overload(self, sig, target_context):
         target_context.refresh()
@@ -183,8 +185,8 @@ class _Cache:
         except (OSError, EOFError, pickle.UnpicklingError):
             _announce()
             return None
-        for name, types_ in routines:
-            Routine.known[name].symbol(types_)
+        for name, argument_types in routines:
+            Routine.known[name].symbol(argument_types)
         return compiler.CompileResult._rebuild(target_context, *payload)
 
     def save_overload(self, sig, result) -> None:
@@ -230,7 +232,7 @@ def _name(function) -> str:
 def _compile(function, name: str, signature, **options) -> int:
     """The address of the machine code of `function`, in C's calling convention; from the disk where it is there."""
     code = ccallback.CFunc(function, signature, {}, {"nopython": True, **OPTIONS, **options})
-    code._cache = cache = _Cache(name)
+    code._cache = cache = _Cache(name, function.__code__)
     _compiling.append(cache)
     try:
         code.compile()
@@ -377,7 +379,7 @@ def _entry(argument_types: tuple):
             _launch(runner, kernel, n_tasks, arguments)
 
         made = numba.njit(no_cfunc_wrapper=True, **OPTIONS)(entry)
-        made._cache = _Cache("entry")
+        made._cache = _Cache("entry", entry.__code__)
         made.compile((types.intp,) * 3 + (types.BaseTuple.from_types(argument_types),))
         made.disable_compile()
         _entries[argument_types] = made
