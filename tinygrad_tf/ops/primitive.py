@@ -98,9 +98,10 @@ class Primitive(_Callable):
         promote: bool = False,
         view: bool = False,
         several: bool = False,
+        exact: bool = False,
     ):
         super().__init__(function, list(rules))
-        self.promote, self.view, self.several = promote, view, several
+        self.promote, self.view, self.several, self.exact = promote, view, several, exact
         if promote:
             self.positions = tuple(i for i, name in enumerate(self.parameters) if name in "ab")
             self.inputs = tuple(name for name in self.parameters if name in "ab") if rules else ()
@@ -124,8 +125,12 @@ class Primitive(_Callable):
         result = self.function(*arrays)
         outs = list(result) if self.several else [np.asarray(result)]
         out = outs[0]
-        if out.dtype == _FLOAT64 and not any(
-            [isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)]
+        if (
+            out.dtype == _FLOAT64
+            and not self.exact
+            and not any(
+                [isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)]
+            )
         ):
             out = outs[0] = out.astype(_FLOAT32)  # numpy's answer to integers; ours is float32
         node = None
@@ -215,7 +220,12 @@ class Primitive(_Callable):
 
 
 def primitive(
-    *, promote: bool = False, view: bool = False, several: bool = False, **rules: Callable[..., Any]
+    *,
+    promote: bool = False,
+    view: bool = False,
+    several: bool = False,
+    exact: bool = False,
+    **rules: Callable[..., Any],
 ) -> Callable[..., Primitive]:
     """Make an operation of a function on ndarrays; each keyword is the gradient rule of the input of that name.
 
@@ -223,8 +233,9 @@ def primitive(
         promote: scalars and ndarrays among the inputs take the Tensors' dtype (binary arithmetic).
         view: the result may share the first input's memory, and then shares its version counter.
         several: the function returns a tuple of results, and `g` is the list of their gradients.
+        exact: the result's dtype is meant, also where integers give float64.
     """
-    return lambda function: Primitive(function, rules, promote, view, several)
+    return lambda function: Primitive(function, rules, promote, view, several, exact)
 
 
 class Fused(_Callable):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .elementwise import abs, constant, exp, log, maximum, sqrt, where
 from .primitive import normalize_dims, primitive
+
+
+class Selected(NamedTuple):
+    """The elements that an operation chose along an axis, and where they stand."""
+
+    values: Any
+    indices: Any
 
 
 def _expand(g: Any, x_shape: tuple[int, ...], dim: Any, keepdim: bool) -> Any:
@@ -130,7 +137,7 @@ def _extreme(x: Any, other: Any, keepdim: bool, over_all: Any, along: Any, binar
 
     indices = along(x, other, True)
     values = take_along_dim(x, indices, other)
-    return (values, indices) if keepdim else (values.squeeze(other), indices.squeeze(other))
+    return Selected(values, indices) if keepdim else Selected(values.squeeze(other), indices.squeeze(other))
 
 
 def max(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
@@ -190,17 +197,9 @@ def _prod(x: Any, dim: int, keepdim: bool = False) -> Any:
 
 def _others(x: Any, dim: int) -> Any:
     """For each element the product of all the others along `dim`: the product before it times the product after it."""
-    from .shape import cat, narrow, ones_like_part
+    from .scan import _before, cumprod
 
-    n = x.shape[dim]
-    before = after = one = ones_like_part(x, dim)
-    lefts, rights = [one], [one]
-    for i in range(n - 1):
-        before = before * narrow(x, dim, i, 1)
-        after = narrow(x, dim, n - 1 - i, 1) * after
-        lefts.append(before)
-        rights.append(after)
-    return cat(lefts[:n], dim) * cat(rights[:n][::-1], dim) if n else x
+    return _before(cumprod(x, dim), dim, 1.0) * flip(_before(cumprod(flip(x, dim), dim), dim, 1.0), dim)
 
 
 def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
@@ -214,5 +213,5 @@ def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "broadcast_to", "cumsum", "flip", "logsumexp", "max", "mean", "min",
-    "norm", "prod", "sqrt", "std", "sum", "var",
+    "norm", "prod", "Selected", "sqrt", "std", "sum", "var",
 ]  # fmt: skip
