@@ -2,7 +2,7 @@
 docs/operations.md all run.
 
 A line is `expression | domain | shapes; shapes; ...`. In the expression `t` is the package and `F` its nn.functional, here or
-in PyTorch; a, b, c, d are float64 tensors of the shapes (`-` is a scalar); `i(...)` makes an int64 tensor, `m(...)` a bool one.
+in PyTorch; a, b, c, d are float64 tensors of the shapes (`-` is a scalar); `i(...)` makes an int64 tensor, `m(...)` a bool one, `f(...)` a float64 one.
 Domains: s both signs, p from 0.3 to 2.3, u inside (-1, 1), o inside (0, 1), g above 1. All numbers differ, so that
 nothing ties, and none is near 0.
 """
@@ -54,6 +54,8 @@ t.clamp(a, -0.5, 0.95) | s | 2,3; 0; -
 t.clip(a, max=0.5) | s | 2,3
 t.clamp(a, b, c) | s | 2,3 3 3; 3 - 3
 t.clamp(a, min=b) | s | 2,3 3
+t.clamp_min(a, 0.5) | s | 2,3
+t.clamp_max(a, 0.5) | s | 2,3
 t.clamp_min(a, 0.5) + t.clamp_max(a, -0.5) | s | 2,3
 t.clamp_max(a, b) | s | 2,3 3
 t.lerp(a, b, 0.3) | s | 2,3 3; - -
@@ -189,6 +191,8 @@ F.pad(a, (2, 1), mode="reflect") | s | 1,2,3
 F.pad(a, (2, 1), mode="replicate") | s | 1,2,3
 F.pad(a, (2, 1), mode="circular") | s | 1,2,3
 F.pad(a, (1, 1, 0, 1), mode="reflect") | s | 1,2,3,3
+t.tril(a) | s | 2,3
+t.triu(a, -1) | s | 2,3
 t.tril(a) + t.triu(a, 1) * 2 + t.tril(a, -1) * 3 | s | 3,3; 2,3; 2,2,3
 t.diag(a) | s | 3; 2,3
 t.diag(a, 1) + t.diag(a, -1) | s | 2
@@ -307,7 +311,7 @@ F.rms_norm(a, (3,), b, 1e-6) | s | 2,3 3
 F.group_norm(a, 2, b, c) | s | 2,4,3 4 4; 2,4 4 4
 F.group_norm(a, 1) | s | 2,2,2
 F.batch_norm(a, None, None, b, c, training=True) | s | 3,2 2 2; 2,2,3 2 2
-F.batch_norm(a, b.detach(), (b * b).detach(), c, d) | s | 3,2 2 2 2
+F.batch_norm(a, f([0.5, -0.2]), f([1.5, 0.7]), b, c) | s | 3,2 2 2
 F.instance_norm(a, weight=b, bias=c) | s | 2,3,4 3 3
 F.normalize(a) | s | 2,3; 2,3,2
 F.normalize(a, p=3.0, dim=0) | s | 2,3; 3
@@ -322,12 +326,12 @@ F.scaled_dot_product_attention(a, b, c, attn_mask=d) | s | 1,1,2,2 1,1,3,2 1,1,3
 F.scaled_dot_product_attention(a, b, c, enable_gqa=True) | s | 1,2,2,2 1,1,3,2 1,1,3,2
 F.cross_entropy(a, i([2, 0])) | s | 2,3
 F.cross_entropy(a, i([2, -100, 0]), label_smoothing=0.1) | s | 3,3
-F.cross_entropy(a, i([2, 1, 0]), weight=b.detach(), ignore_index=1, reduction="sum") | p | 3,3 3
+F.cross_entropy(a, i([2, 1, 0]), weight=f([0.5, 1.0, 2.0]), ignore_index=1, reduction="sum") | p | 3,3
 F.cross_entropy(a, b, reduction="none") | p | 2,3 2,3
 F.cross_entropy(a, i([[1, 0], [2, 2]])) | s | 2,3,2
 F.nll_loss(a, i([2, 0])) | s | 2,3
 F.nll_loss(a, i([[1, 0], [2, 2]]), reduction="none") | s | 2,3,2
-F.nll_loss(a, i([2, -100, 0]), weight=b.detach()) | p | 3,3 3
+F.nll_loss(a, i([2, -100, 0]), weight=f([0.5, 1.0, 2.0])) | p | 3,3
 F.nll_loss(a, i(1)) | s | 3
 F.mse_loss(a, b) | s | 2,3 2,3
 F.l1_loss(a, b, reduction="sum") | s | 2,3 2,3
@@ -337,9 +341,9 @@ F.huber_loss(a, b, reduction="sum", delta=0.7) | s | 2,3 2,3
 F.kl_div(a, b, reduction="batchmean") | p | 2,3 2,3
 F.kl_div(a, b, reduction="sum", log_target=True) | s | 2,3 2,3
 F.binary_cross_entropy(a, b) | o | 2,3 2,3
-F.binary_cross_entropy(a, b, weight=c.detach(), reduction="none") | o | 2,3 2,3 3
+F.binary_cross_entropy(a, b, weight=f([0.5, 1.0, 2.0]), reduction="none") | o | 2,3 2,3
 F.binary_cross_entropy_with_logits(a, b) | s | 2,3 2,3
-F.binary_cross_entropy_with_logits(a, b, c.detach(), reduction="sum", pos_weight=d.detach()) | p | 2,3 2,3 3 3
+F.binary_cross_entropy_with_logits(a, b, f([0.5, 1.0, 2.0]), reduction="sum", pos_weight=f([3.0, 1.0, 0.2])) | p | 2,3 2,3
 """
 
 
@@ -414,6 +418,7 @@ def run(case: Case, package: Any, functional: Any, tensors: list[Any]) -> list[A
         t=package,
         F=functional,
         i=lambda data: package.tensor(data),
+        f=lambda data: package.tensor(data, dtype=package.float64),
         m=lambda data: package.tensor(data) != 0,
     )
     out = eval(case.expression, names)
