@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tinygrad_tf.ops.activation import (
@@ -48,6 +49,7 @@ from tinygrad_tf.ops.loss import cross_entropy
 from tinygrad_tf.ops.normalization import layer_norm as _layer_norm
 from tinygrad_tf.ops.normalization import log_softmax, softmax
 from tinygrad_tf.ops.normalization import rms_norm as _rms_norm
+from tinygrad_tf.ops.primitive import with_dtype, with_names
 from tinygrad_tf.ops.scaling import (
     batch_norm,
     bilinear,
@@ -58,6 +60,7 @@ from tinygrad_tf.ops.scaling import (
     pairwise_distance,
 )  # fmt: skip
 from tinygrad_tf.ops.scatter import one_hot
+from tinygrad_tf.tensor import _in_place_operator
 
 
 def _last_axes(name: str, x: Any, normalized_shape: Any, **parameters: Any) -> tuple[Any, list[Any], Any]:
@@ -94,6 +97,17 @@ def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float = 1e-
     return _rms_norm(rows, weight, eps).reshape(shape)
 
 
+def _in_place_too(function: Any) -> Any:
+    """An activation that takes PyTorch's `inplace=True`: the result is then written into x."""
+    write = _in_place_operator(function, f"{function.__name__}_")
+
+    @functools.wraps(function)
+    def activation(x: Any, *args: Any, inplace: bool = False, **options: Any) -> Any:
+        return (write if inplace else function)(x, *args, **options)
+
+    return activation
+
+
 __all__ = [
     "attention_weights", "batch_norm", "bilinear", "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu",
     "cosine_similarity", "cross_entropy", "dropout", "elu", "embedding", "gelu", "glu", "group_norm", "hardshrink",
@@ -103,3 +117,10 @@ __all__ = [
     "sigmoid", "silu", "smooth_l1_loss", "softmax", "softmin", "softplus", "softshrink", "softsign", "tanh", "tanhshrink",
     "threshold",
 ]  # fmt: skip
+
+for _name in __all__:
+    globals()[_name] = with_names(globals()[_name])
+for _name in "softmax log_softmax softmin".split():
+    globals()[_name] = with_dtype(globals()[_name])
+for _name in "celu dropout elu hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu threshold".split():
+    globals()[_name] = _in_place_too(globals()[_name])

@@ -136,7 +136,7 @@ def jacobian(func: Callable[..., Any], inputs: Any, create_graph: bool = False) 
 
 def _rows(out: Any, inputs: Sequence[Any], create_graph: bool) -> list[Any]:
     """For each input the derivatives of every element of `out`."""
-    basis = np.eye(out._data.size, dtype=out._data.dtype).reshape((-1, *out.shape))
+    basis = np.eye(out._data.size, dtype=out._data.dtype).reshape((out._data.size, *out.shape))
     rows = [_gradients([out], inputs, [graph._wrap(seed)], create_graph) for seed in basis]
     if not rows:
         return [graph._wrap(np.zeros((*out.shape, *x.shape), x.dtype)) for x in inputs]

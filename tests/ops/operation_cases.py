@@ -134,7 +134,8 @@ t.nonzero(a > 0.5, as_tuple=True) | s | 2,3
 t.argwhere(a > 0.5) | s | 2,3
 t.trace(a) | s | 3,3; 2,3; 0,0
 t.flip(a, [0, -1]) | s | 2,3,2
-t.fliplr(a) + t.flipud(a) | s | 2,3
+t.fliplr(a) | s | 2,3
+t.flipud(a) | s | 2,3; 3
 t.rot90(a) | s | 2,3; 2,3,2
 t.rot90(a, 3, [1, 2]) | s | 2,3,2
 t.rot90(a, 2) + t.rot90(a, 4) + t.rot90(a, -2) | s | 2,3
@@ -142,7 +143,8 @@ t.roll(a, 1) | s | 3; 2,3; -
 t.roll(a, (1, -2), (0, 1)) | s | 2,3
 t.reshape(a, (3, 2)) * a.reshape(3, -1) * a.view(3, 2) | s | 2,3
 t.flatten(a, 1) | s | 2,3,2
-t.flatten(a) + t.ravel(a) | s | 2,3; -
+t.flatten(a) | s | 2,3; -
+t.ravel(a) | s | 2,3; -
 t.unflatten(a, 1, (2, -1)) | s | 2,4
 t.squeeze(a, 1) | s | 2,1,3; 2,3
 t.squeeze(a) | s | 1,2,1; 1
@@ -254,7 +256,8 @@ t.matmul(a, b) | s | 3 3; 2,3 3; 3 3,2; 2,3 3,2; 2,2,3 3,2; 2,1,2,3 2,3,1; 0,3 3
 t.mm(a, b) | s | 2,3 3,2
 t.bmm(a, b) | s | 2,2,3 2,3,2; 0,2,3 0,3,2
 t.mv(a, b) | s | 2,3 3
-t.dot(a, b) + t.vdot(a, b) | s | 3 3; 0 0
+t.dot(a, b) | s | 3 3; 0 0
+t.vdot(a, b) | s | 3 3
 t.outer(a, b) + t.ger(a, b) | s | 2 3
 t.inner(a, b) | s | 3 3; 2,3 3; 2,3 2,2,3; - 3
 t.addmm(a, b, c) | s | 2,2 2,3 3,2; 2 2,3 3,2; - 2,3 3,2
@@ -318,6 +321,8 @@ F.normalize(a, p=3.0, dim=0) | s | 2,3; 3
 F.cosine_similarity(a, b) | s | 2,3 2,3; 2,3 1,3; 2,3,2 2,3,2
 F.cosine_similarity(a, b, dim=0) | s | 3 3; 2,3 2,3
 F.pairwise_distance(a, b) | s | 2,3 2,3
+F.rotary(a, f([[1.0, 0.5], [0.8, 0.1]]), f([[0.0, 0.3], [0.6, 0.9]])) | s | 1,2,2,4
+F.attention_weights(a, b, 0.5, True) | s | 1,2,2,3 1,1,3,3
 F.dropout(a, 0.0) + F.dropout(a, 0.5, training=False) | s | 2,3
 F.scaled_dot_product_attention(a, b, c) | s | 1,2,3,4 1,2,3,4 1,2,3,2
 F.scaled_dot_product_attention(a, b, c, is_causal=True, scale=0.3) | s | 2,1,3,2 2,1,3,2 2,1,3,2

@@ -105,7 +105,17 @@ def test_what_holds_for_all(case: Any) -> None:
 def test_every_operation_has_a_case() -> None:
     named = " ".join(case.expression for case in CASES)
     missing = [n for n in (*METHODS, *FUNCTIONS, *F.__all__) if f".{n}(" not in named]
-    assert set(missing) <= {"attention_weights", "rotary", "reduce_", "put_", "multi_dot", "vector_norm"}, missing
+    assert set(missing) <= {"reduce_", "multi_dot", "vector_norm"}, missing
+
+
+def test_the_page_of_operations_is_current() -> None:
+    """docs/operations.md says what the code does; `python docs/make_operations.py` writes it."""
+    docs = pathlib.Path(__file__).parents[2] / "docs"
+    spec = importlib.util.spec_from_file_location("make_operations", docs / "make_operations.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == (docs / "operations.md").read_text(encoding="utf-8"), "run python docs/make_operations.py"
 
 
 @pytest.mark.parametrize("name", sorted(set(IN_PLACE)))
@@ -353,3 +363,19 @@ def test_multi_dot_multiplies_in_the_cheapest_order() -> None:
         tg.linalg.multi_dot([a, b, c])
     shapes = [r.output.shape for r in records if r.op.name == "matmul"]
     assert shapes == [(2, 2), (2, 50)]
+
+
+def test_names_and_options_of_pytorch_programs() -> None:
+    """numpy's and PyTorch's keyword names, `dtype`, `inplace`, and the older positions of `unbiased`."""
+    x = tg.tensor([[1.0, 2.0], [3.0, 5.0]])
+    assert x.sum(axis=1, keepdims=True).shape == (2, 1) and tg.sum(input=x, dim=0).tolist() == [4.0, 7.0]
+    assert tg.maximum(x, other=tg.tensor(3.0)).tolist() == [[3, 3], [3, 5]] and x.cumprod(axis=0).shape == (2, 2)
+    assert x.sum(dtype=tg.float64).dtype == np.float64 and x.bool().mean(dtype=tg.float32).item() == 1.0
+    assert F.softmax(x, dim=-1, dtype=tg.float64).dtype == np.float64
+    assert x.var(0, False).tolist() == [1.0, 2.25] and x.var(False).item() == x.var(unbiased=False).item()
+    assert F.mse_loss(input=x, target=x).item() == 0.0
+    y = (x - 2.0).requires_grad_() * 1.0
+    assert F.relu(y, inplace=True) is y and y.tolist() == [[0.0, 0.0], [1.0, 3.0]]
+    y.sum().backward()
+    with pytest.raises(TypeError, match="inplacee"):
+        F.relu(x, inplacee=True)

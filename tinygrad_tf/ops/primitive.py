@@ -50,6 +50,41 @@ def _argument_names(function: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
+def renamed(kwargs: dict[str, Any], parameters: Sequence[str]) -> dict[str, Any]:
+    """Keyword arguments under the names that PyTorch and numpy use, by our names: `input`, `other`, `axis`, ..."""
+    ours = {
+        "axis": "dim",
+        "keepdims": "keepdim",
+        "input": parameters[0],
+        "other": parameters[min(1, len(parameters) - 1)],
+    }
+    return {k if k in parameters else ours.get(k, k): v for k, v in kwargs.items()}
+
+
+def with_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A composed operation that takes those names too."""
+    if isinstance(function, _Callable):
+        return function
+    parameters = _argument_names(function)
+
+    @functools.wraps(function)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **(renamed(kwargs, parameters) if kwargs else kwargs))
+
+    return operation
+
+
+def with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation with PyTorch's `dtype`: its first argument is converted before."""
+
+    @functools.wraps(function)
+    def operation(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        return function(*(args if dtype is None else (args[0].astype(dtype), *args[1:])), **kwargs)
+
+    operation.__name__ = function.__name__
+    return operation
+
+
 class _Callable(Op):
     """What primitives and fused operations share: a signature, a name, a docstring."""
 
@@ -70,6 +105,7 @@ class _Callable(Op):
             return (
                 list(args) + self.defaults[len(args) :] if len(args) <= len(self.parameters) else self._refuse(args, {})
             )
+        kwargs = renamed(kwargs, self.parameters)
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError:

@@ -59,11 +59,12 @@ def mean(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
         return np.asarray(total / np.asarray(_count(x.shape, dim), total.dtype))
 
 
-def var(x: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False, unbiased: bool | None = None) -> Any:
+def var(x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> Any:
     """The variance over `dim`: the sum of (x - mean)^2, divided by the count less `correction`.
 
-    `unbiased=False` is correction 0. With nothing left to divide by, the result is NaN.
+    `unbiased=False` is correction 0, and `var(x, False)` too. With nothing left to divide by, the result is NaN.
     """
+    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
     correction = correction if unbiased is None else int(unbiased)
     count = _count(x.shape, dim) - correction
     centered = x - mean(x, dim, True)
@@ -76,9 +77,9 @@ def _sqrt_or_zero(x: Any) -> Any:
     return np.sqrt(x)
 
 
-def std(x: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False, unbiased: bool | None = None) -> Any:
+def std(x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> Any:
     """The square root of `var`, with subgradient 0 where it is 0."""
-    return _sqrt_or_zero(var(x, dim, correction=correction, keepdim=keepdim, unbiased=unbiased))
+    return _sqrt_or_zero(var(x, dim, unbiased, keepdim, correction=correction))
 
 
 def norm(x: Any, p: float = 2.0, dim: Any = None, keepdim: bool = False) -> Any:

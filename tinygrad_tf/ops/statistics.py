@@ -30,17 +30,19 @@ def nanmean(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def var_mean(
-    x: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False, unbiased: bool | None = None
+    x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1
 ) -> tuple[Any, Any]:
     """The pair (variance, mean) over `dim`."""
-    return var(x, dim, correction=correction, keepdim=keepdim, unbiased=unbiased), mean(x, dim, keepdim)
+    over = None if isinstance(dim, bool) else dim
+    return var(x, dim, unbiased, keepdim, correction=correction), mean(x, over, keepdim)
 
 
 def std_mean(
-    x: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False, unbiased: bool | None = None
+    x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1
 ) -> tuple[Any, Any]:
     """The pair (standard deviation, mean) over `dim`."""
-    return std(x, dim, correction=correction, keepdim=keepdim, unbiased=unbiased), mean(x, dim, keepdim)
+    over = None if isinstance(dim, bool) else dim
+    return std(x, dim, unbiased, keepdim, correction=correction), mean(x, over, keepdim)
 
 
 def aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Extremes:

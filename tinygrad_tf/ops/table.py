@@ -21,10 +21,11 @@ from . import (
     statistics,
     unary,
 )  # fmt: skip
+from .primitive import with_dtype, with_names
 
 #: Every operation whose first argument is a tensor: a method and a function of this name.
 METHODS: dict[str, Any] = {
-    name: getattr(module, name)
+    name: with_names(getattr(module, name))
     for module, names in {
         elementwise: "clone mul floor_divide remainder pow neg reciprocal square sqrt rsqrt abs sign exp expm1 log log1p "
         "sin cos tanh sigmoid erf relu maximum minimum masked_fill",
@@ -57,9 +58,11 @@ ALIASES = {
     "clip": "clamp", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh", "arccosh": "acosh",
     "arctanh": "atanh", "arctan2": "atan2", "fix": "trunc", "greater": "gt", "greater_equal": "ge", "less": "lt",
     "less_equal": "le", "not_equal": "ne", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
-    "ger": "outer",
+    "ger": "outer", "concat": "cat", "concatenate": "cat", "row_stack": "vstack",
 }  # fmt: skip
-METHODS |= {alias: METHODS[name] for alias, name in ALIASES.items()}
+_WITH_DTYPE = "sum nansum mean nanmean prod cumsum cumprod softmax log_softmax norm".split()
+METHODS |= {name: with_dtype(METHODS[name]) for name in _WITH_DTYPE}
+METHODS |= {alias: METHODS[name] for alias, name in ALIASES.items() if name in METHODS}
 
 #: The methods that also exist with an underscore, writing their result into the tensor.
 IN_PLACE = (
@@ -72,7 +75,7 @@ IN_PLACE = (
 
 #: Operations whose first argument is no single tensor, or that PyTorch has as functions only.
 FUNCTIONS: dict[str, Any] = {
-    name: getattr(module, name)
+    name: with_names(getattr(module, name))
     for module, names in {
         elementwise: "where",
         binary: "rsub",
@@ -84,4 +87,4 @@ FUNCTIONS: dict[str, Any] = {
     }.items()
     for name in names.split()
 }
-FUNCTIONS |= {"concat": FUNCTIONS["cat"], "concatenate": FUNCTIONS["cat"], "row_stack": FUNCTIONS["vstack"]}
+FUNCTIONS |= {alias: FUNCTIONS[name] for alias, name in ALIASES.items() if name in FUNCTIONS}
