@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-from tinygrad_tf.ops.activation import gelu, silu
+from tinygrad_tf.ops.activation import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    hardshrink,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    leaky_relu,
+    logsigmoid,
+    mish,
+    prelu,
+    relu6,
+    selu,
+    silu,
+    softmin,
+    softplus,
+    softshrink,
+    softsign,
+    tanhshrink,
+    threshold,
+)  # fmt: skip
+from tinygrad_tf.ops.arrange import pad
 from tinygrad_tf.ops.attention import attention_weights, rotary, scaled_dot_product_attention
 from tinygrad_tf.ops.dropout import dropout
 from tinygrad_tf.ops.elementwise import relu, sigmoid, tanh
+from tinygrad_tf.ops.elementwise_loss import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    mse_loss,
+    nll_loss,
+    reduce_,
+    smooth_l1_loss,
+)  # fmt: skip
 from tinygrad_tf.ops.embedding import embedding
 from tinygrad_tf.ops.linear import linear
 from tinygrad_tf.ops.loss import cross_entropy
 from tinygrad_tf.ops.normalization import layer_norm as _layer_norm
 from tinygrad_tf.ops.normalization import log_softmax, softmax
 from tinygrad_tf.ops.normalization import rms_norm as _rms_norm
+from tinygrad_tf.ops.primitive import with_dtype, with_names
+from tinygrad_tf.ops.scaling import (
+    batch_norm,
+    bilinear,
+    cosine_similarity,
+    group_norm,
+    instance_norm,
+    normalize,
+    pairwise_distance,
+)  # fmt: skip
+from tinygrad_tf.ops.scatter import one_hot
+from tinygrad_tf.tensor import _in_place_operator
 
 
 def _last_axes(name: str, x: Any, normalized_shape: Any, **parameters: Any) -> tuple[Any, list[Any], Any]:
@@ -50,25 +97,30 @@ def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float = 1e-
     return _rms_norm(rows, weight, eps).reshape(shape)
 
 
-def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Any:
-    """(x - target)^2, averaged ("mean"), summed ("sum") or as it is ("none")."""
-    difference = x - target
-    return reduce_(difference * difference, reduction)
+def _in_place_too(function: Any) -> Any:
+    """An activation that takes PyTorch's `inplace=True`: the result is then written into x."""
+    write = _in_place_operator(function, f"{function.__name__}_")
 
+    @functools.wraps(function)
+    def activation(x: Any, *args: Any, inplace: bool = False, **options: Any) -> Any:
+        return (write if inplace else function)(x, *args, **options)
 
-def l1_loss(x: Any, target: Any, reduction: str = "mean") -> Any:
-    """|x - target|, averaged ("mean"), summed ("sum") or as it is ("none")."""
-    return reduce_((x - target).abs(), reduction)
-
-
-def reduce_(losses: Any, reduction: str) -> Any:
-    """The mean or the sum of losses, or the losses themselves."""
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
-    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+    return activation
 
 
 __all__ = [
-    "attention_weights", "cross_entropy", "dropout", "embedding", "gelu", "l1_loss", "layer_norm", "linear", "log_softmax",
-    "mse_loss", "relu", "rms_norm", "rotary", "scaled_dot_product_attention", "sigmoid", "silu", "softmax", "tanh",
+    "attention_weights", "batch_norm", "bilinear", "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu",
+    "cosine_similarity", "cross_entropy", "dropout", "elu", "embedding", "gelu", "glu", "group_norm", "hardshrink",
+    "hardsigmoid", "hardswish", "hardtanh", "huber_loss", "instance_norm", "kl_div", "l1_loss", "layer_norm", "leaky_relu",
+    "linear", "log_softmax", "logsigmoid", "mish", "mse_loss", "nll_loss", "normalize", "one_hot", "pad",
+    "pairwise_distance", "prelu", "reduce_", "relu", "relu6", "rms_norm", "rotary", "scaled_dot_product_attention", "selu",
+    "sigmoid", "silu", "smooth_l1_loss", "softmax", "softmin", "softplus", "softshrink", "softsign", "tanh", "tanhshrink",
+    "threshold",
 ]  # fmt: skip
+
+for _name in __all__:
+    globals()[_name] = with_names(globals()[_name])
+for _name in "softmax log_softmax softmin".split():
+    globals()[_name] = with_dtype(globals()[_name])
+for _name in "celu dropout elu hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu threshold".split():
+    globals()[_name] = _in_place_too(globals()[_name])

@@ -110,4 +110,4 @@ class BCEWithLogitsLoss(_Loss):
 
     def forward(self, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
         self._same_shape(x, y)
-        return self._reduce(F.relu(x) - x * y + tg.log(tg.exp(-x.abs()) + 1.0))
+        return F.binary_cross_entropy_with_logits(x, y, reduction=self.reduction)

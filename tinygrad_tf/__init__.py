@@ -10,7 +10,7 @@ from typing import Any as _Any
 
 import numpy as _np
 
-from . import graph, rng
+from . import func, graph, linalg, rng
 from .checks.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from .config import config
 from .creation import (
@@ -38,16 +38,15 @@ from .function import Function, checkpoint
 from .graph import grad
 from .kernels.runtime import get_num_threads, set_num_threads
 from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference
-from .ops.elementwise import where
-from .ops.shape import cat, stack
+from .ops.table import FUNCTIONS as _FUNCTIONS
+from .ops.table import METHODS as _METHODS
 from .profiling import Profile, profile
 from .rng import get_rng_state, manual_seed, set_rng_state
-from .tensor import METHODS as _METHODS
 from .tensor import Tensor
 
 float32, float64 = _np.dtype(_np.float32), _np.dtype(_np.float64)
 int64, bool = _np.dtype(_np.int64), _np.dtype(_np.bool_)
-globals().update(_METHODS)
+globals().update(_METHODS | _FUNCTIONS)
 if _TYPE_CHECKING:  # the operations that the line above adds
 
     def __getattr__(name: str) -> _Any: ...
@@ -62,9 +61,9 @@ def is_tensor(x: object) -> _bool:
 
 
 __all__ = [
-    "Function", "GradcheckError", "Profile", "Tensor", "arange", "bool", "cat", "checkpoint", "config", "detect_anomaly", "empty",
-    "empty_like", "enable_grad", "eye", "float32", "float64", "from_numpy", "full", "full_like", "get_num_threads",
-    "get_rng_state", "grad", "gradcheck", "gradgradcheck", "graph", "int64", "is_grad_enabled", "is_tensor", "linspace",
+    "Function", "GradcheckError", "Profile", "Tensor", "arange", "bool", "checkpoint", "config", "detect_anomaly", "empty",
+    "empty_like", "enable_grad", "eye", "float32", "float64", "from_numpy", "full", "func", "full_like", "get_num_threads",
+    "get_rng_state", "grad", "gradcheck", "gradgradcheck", "graph", "int64", "is_grad_enabled", "is_tensor", "linalg", "linspace",
     "manual_seed", "no_grad", "ones", "ones_like", "profile", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
-    "reference", "rng", "set_num_threads", "set_rng_state", "stack", "tensor", "where", "zeros", "zeros_like", *_METHODS,
+    "reference", "rng", "set_num_threads", "set_rng_state", "tensor", "zeros", "zeros_like", *_METHODS, *_FUNCTIONS,
 ]  # fmt: skip

@@ -9,7 +9,9 @@ import numpy as np
 
 from . import graph, modes
 from .graph import Array, TensorBase
-from .ops import comparison, elementwise, indexing, normalization, products, reductions, shape
+from .ops import binary, comparison, elementwise, indexing, products, shape
+from .ops.primitive import Primitive
+from .ops.table import IN_PLACE, METHODS
 
 
 def _any_operator(self: Any, other: Any) -> Any: ...
@@ -271,14 +273,8 @@ class Tensor(TensorBase):
             raise ValueError(f"t: expected at most 2 axes, got shape {self.shape}")
         return self.T
 
-    def expand_as(self, other: Tensor) -> Tensor:
-        return shape.expand(self, other.shape)
-
     def reshape_as(self, other: Tensor) -> Tensor:
         return shape.reshape(self, other.shape)
-
-    def swapaxes(self, dim0: Any, dim1: Any) -> Tensor:
-        return shape.transpose(self, dim0, dim1)
 
     def where(self, condition: Any, other: Any) -> Any:
         """self where the condition is true, else other."""
@@ -316,7 +312,7 @@ class Tensor(TensorBase):
         return elementwise.abs(self)
 
     def __invert__(self) -> Any:
-        return comparison.logical_not(self)
+        return binary.bitwise_not(self)
 
     def zero_(self) -> Tensor:
         return self.fill_(0)
@@ -356,8 +352,16 @@ def _operator(function: Any, swapped: bool = False) -> Any:
 
 
 def _in_place_operator(function: Any, name: str) -> Any:
+    first = getattr(function, "parameters", "?")[0]
+    keeps = not isinstance(function, Primitive) or any(first in needed for _, needed in function.rules)
+
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        graph.in_place(self, function(self, *args, **kwargs), name)
+        source = self
+        if keeps and modes._grad_enabled.get() and (self._node is not None or not self._requires_grad):
+            if self._node is not None or any(isinstance(a, TensorBase) and a._requires_grad for a in args):
+                graph.check_inputs(name, [self])
+                source = graph.at_edge(self._data.copy(), self._edge())  # what its gradient needs: the value before
+        graph.in_place(self, function(source, *[source if a is self else a for a in args], **kwargs), name)
         return self
 
     return method
@@ -381,23 +385,6 @@ for _symbol in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Tensor, f"__{_symbol}__", _operator(getattr(comparison, _symbol)))
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign, assignment]
 
-# Every operation whose first argument is a tensor is a method too, under the same name.
-METHODS: dict[str, Any] = {
-    name: getattr(module, name)
-    for module, names in {
-        elementwise: "clone add sub mul div floor_divide remainder pow neg reciprocal square sqrt rsqrt abs sign exp expm1 log "
-        "log1p sin cos tanh sigmoid erf relu maximum minimum clamp masked_fill",
-        comparison: "eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_xor isnan isinf "
-        "isfinite floor ceil round",
-        reductions: "sum mean var std norm amax amin argmax argmin max min any all cumsum flip prod logsumexp broadcast_to",
-        shape: "reshape permute transpose squeeze unsqueeze flatten expand narrow split chunk unbind tril triu",
-        indexing: "gather take_along_dim",
-        normalization: "softmax log_softmax",
-        products: "matmul",
-    }.items()
-    for name in names.split()
-}
-
 
 def _method(function: Any) -> Any:
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -409,6 +396,6 @@ def _method(function: Any) -> Any:
 
 for _name, _function in METHODS.items():
     setattr(Tensor, _name, _method(_function))
-for _name in "add sub mul div pow neg sqrt exp log relu sigmoid tanh clamp masked_fill floor ceil abs square".split():
+for _name in IN_PLACE:
     setattr(Tensor, f"{_name}_", _in_place_operator(METHODS[_name], f"{_name}_"))
 graph.set_tensor_class(Tensor)

@@ -1,4 +1,4 @@
-"""Comparisons, logic, tests and roundings: operations whose gradient is zero, so that none is recorded."""
+"""Comparisons, logic and tests, which have no gradient, and roundings, whose gradient is zero."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .elementwise import zero
 from .primitive import primitive
 
 
@@ -79,19 +80,19 @@ def isfinite(x: Any) -> Any:
     return np.isfinite(x)
 
 
-@primitive()
+@primitive(x=zero)
 def floor(x: Any) -> Any:
     """The largest integer not above x; its gradient is zero."""
     return np.floor(x)
 
 
-@primitive()
+@primitive(x=zero)
 def ceil(x: Any) -> Any:
     """The smallest integer not below x; its gradient is zero."""
     return np.ceil(x)
 
 
-@primitive()
-def round(x: Any) -> Any:
-    """The nearest integer, halves to even; its gradient is zero."""
-    return np.round(x)
+@primitive(x=zero)
+def round(x: Any, decimals: int = 0) -> Any:
+    """The nearest number with so many decimals, halves to even; its gradient is zero."""
+    return np.round(x, decimals)

@@ -75,12 +75,27 @@ def _check_indices(indices: Any, limit: int, name: str) -> None:
         raise IndexError(f"{name}: an index must be from 0 to {limit - 1}, got {bad}")
 
 
-@primitive(x=lambda g, x_shape, indices, dim: _add_along(g, x_shape, indices, dim))
-def take_along_dim(x: Any, indices: Any, dim: int) -> Any:
-    """For each place the element of x whose position along `dim` the indices give; other axes broadcast."""
+def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Any:
+    """For each place the element of x whose position along `dim` the indices give; other axes broadcast.
+
+    With dim None both are flattened first.
+    """
+    from .reductions import broadcast_to
+
+    indices = getattr(indices, "_data", indices)
+    if dim is None:
+        return gather(x.reshape((-1,)), 0, indices.reshape(-1))
     (axis,) = normalize_dims(dim, x.ndim, "take_along_dim")
-    _check_indices(indices, x.shape[axis], "take_along_dim")
-    return np.take_along_axis(x, indices, axis)
+    shape, taken = list(x.shape), list(indices.shape)
+    try:
+        both = np.broadcast_shapes((*shape[:axis], *shape[axis + 1 :]), (*taken[:axis], *taken[axis + 1 :]))
+    except ValueError:
+        raise ValueError(
+            f"take_along_dim: the shapes must broadcast except along dim {dim}, got {x.shape} and {indices.shape}"
+        ) from None
+    full = (*both[:axis], x.shape[axis], *both[axis:])
+    indices = np.broadcast_to(indices, (*both[:axis], indices.shape[axis], *both[axis:]))
+    return gather(x if x.shape == full else broadcast_to(x, full), axis, indices)
 
 
 @primitive(x=lambda g, x_shape, dim, index: _add_along(g, x_shape, index, dim))

@@ -50,6 +50,41 @@ def _argument_names(function: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
+def renamed(kwargs: dict[str, Any], parameters: Sequence[str]) -> dict[str, Any]:
+    """Keyword arguments under the names that PyTorch and numpy use, by our names: `input`, `other`, `axis`, ..."""
+    ours = {
+        "axis": "dim",
+        "keepdims": "keepdim",
+        "input": parameters[0],
+        "other": parameters[min(1, len(parameters) - 1)],
+    }
+    return {k if k in parameters else ours.get(k, k): v for k, v in kwargs.items()}
+
+
+def with_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A composed operation that takes those names too."""
+    if isinstance(function, _Callable):
+        return function
+    parameters = _argument_names(function)
+
+    @functools.wraps(function)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **(renamed(kwargs, parameters) if kwargs else kwargs))
+
+    return operation
+
+
+def with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation with PyTorch's `dtype`: its first argument is converted before."""
+
+    @functools.wraps(function)
+    def operation(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        return function(*(args if dtype is None else (args[0].astype(dtype), *args[1:])), **kwargs)
+
+    operation.__name__ = function.__name__
+    return operation
+
+
 class _Callable(Op):
     """What primitives and fused operations share: a signature, a name, a docstring."""
 
@@ -70,6 +105,7 @@ class _Callable(Op):
             return (
                 list(args) + self.defaults[len(args) :] if len(args) <= len(self.parameters) else self._refuse(args, {})
             )
+        kwargs = renamed(kwargs, self.parameters)
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError:
@@ -98,9 +134,10 @@ class Primitive(_Callable):
         promote: bool = False,
         view: bool = False,
         several: bool = False,
+        exact: bool = False,
     ):
         super().__init__(function, list(rules))
-        self.promote, self.view, self.several = promote, view, several
+        self.promote, self.view, self.several, self.exact = promote, view, several, exact
         if promote:
             self.positions = tuple(i for i, name in enumerate(self.parameters) if name in "ab")
             self.inputs = tuple(name for name in self.parameters if name in "ab") if rules else ()
@@ -137,8 +174,12 @@ class Primitive(_Callable):
         result = self.function(*arrays) if profile is None else profile.run(self, self.function, arrays)
         outs = list(result) if self.several else [np.asarray(result)]
         out = outs[0]
-        if out.dtype is _FLOAT64 and not any(
-            [isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)]
+        if (
+            out.dtype is _FLOAT64
+            and not self.exact
+            and not any(
+                [isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)]
+            )
         ):
             out = outs[0] = out.astype(_FLOAT32)  # numpy's answer to integers; ours is float32
         node = None
@@ -228,7 +269,12 @@ class Primitive(_Callable):
 
 
 def primitive(
-    *, promote: bool = False, view: bool = False, several: bool = False, **rules: Callable[..., Any]
+    *,
+    promote: bool = False,
+    view: bool = False,
+    several: bool = False,
+    exact: bool = False,
+    **rules: Callable[..., Any],
 ) -> Callable[..., Primitive]:
     """Make an operation of a function on ndarrays; each keyword is the gradient rule of the input of that name.
 
@@ -236,8 +282,9 @@ def primitive(
         promote: scalars and ndarrays among the inputs take the Tensors' dtype (binary arithmetic).
         view: the result may share the first input's memory, and then shares its version counter.
         several: the function returns a tuple of results, and `g` is the list of their gradients.
+        exact: the result's dtype is meant, also where integers give float64.
     """
-    return lambda function: Primitive(function, rules, promote, view, several)
+    return lambda function: Primitive(function, rules, promote, view, several, exact)
 
 
 class Fused(_Callable):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .elementwise import abs, constant, exp, log, maximum, sqrt, where
 from .primitive import normalize_dims, primitive
+
+
+class Selected(NamedTuple):
+    """The elements that an operation chose along an axis, and where they stand."""
+
+    values: Any
+    indices: Any
 
 
 def _expand(g: Any, x_shape: tuple[int, ...], dim: Any, keepdim: bool) -> Any:
@@ -52,11 +59,12 @@ def mean(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
         return np.asarray(total / np.asarray(_count(x.shape, dim), total.dtype))
 
 
-def var(x: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False, unbiased: bool | None = None) -> Any:
+def var(x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> Any:
     """The variance over `dim`: the sum of (x - mean)^2, divided by the count less `correction`.
 
-    `unbiased=False` is correction 0. With nothing left to divide by, the result is NaN.
+    `unbiased=False` is correction 0, and `var(x, False)` too. With nothing left to divide by, the result is NaN.
     """
+    dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
     correction = correction if unbiased is None else int(unbiased)
     count = _count(x.shape, dim) - correction
     centered = x - mean(x, dim, True)
@@ -69,9 +77,9 @@ def _sqrt_or_zero(x: Any) -> Any:
     return np.sqrt(x)
 
 
-def std(x: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False, unbiased: bool | None = None) -> Any:
+def std(x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> Any:
     """The square root of `var`, with subgradient 0 where it is 0."""
-    return _sqrt_or_zero(var(x, dim, correction=correction, keepdim=keepdim, unbiased=unbiased))
+    return _sqrt_or_zero(var(x, dim, unbiased, keepdim, correction=correction))
 
 
 def norm(x: Any, p: float = 2.0, dim: Any = None, keepdim: bool = False) -> Any:
@@ -130,7 +138,7 @@ def _extreme(x: Any, other: Any, keepdim: bool, over_all: Any, along: Any, binar
 
     indices = along(x, other, True)
     values = take_along_dim(x, indices, other)
-    return (values, indices) if keepdim else (values.squeeze(other), indices.squeeze(other))
+    return Selected(values, indices) if keepdim else Selected(values.squeeze(other), indices.squeeze(other))
 
 
 def max(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
@@ -190,17 +198,9 @@ def _prod(x: Any, dim: int, keepdim: bool = False) -> Any:
 
 def _others(x: Any, dim: int) -> Any:
     """For each element the product of all the others along `dim`: the product before it times the product after it."""
-    from .shape import cat, narrow, ones_like_part
+    from .scan import _before, cumprod
 
-    n = x.shape[dim]
-    before = after = one = ones_like_part(x, dim)
-    lefts, rights = [one], [one]
-    for i in range(n - 1):
-        before = before * narrow(x, dim, i, 1)
-        after = narrow(x, dim, n - 1 - i, 1) * after
-        lefts.append(before)
-        rights.append(after)
-    return cat(lefts[:n], dim) * cat(rights[:n][::-1], dim) if n else x
+    return _before(cumprod(x, dim), dim, 1.0) * flip(_before(cumprod(flip(x, dim), dim), dim, 1.0), dim)
 
 
 def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
@@ -214,5 +214,5 @@ def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "broadcast_to", "cumsum", "flip", "logsumexp", "max", "mean", "min",
-    "norm", "prod", "sqrt", "std", "sum", "var",
+    "norm", "prod", "Selected", "sqrt", "std", "sum", "var",
 ]  # fmt: skip

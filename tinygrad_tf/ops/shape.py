@@ -130,13 +130,6 @@ def narrow(x: Any, dim: int, start: int, length: int) -> Any:
     return getitem(x, (slice(None),) * axis + (slice(start, start + length),))
 
 
-def ones_like_part(x: Any, dim: int) -> Any:
-    """Ones in the shape of one slice of x along `dim`, as an ndarray."""
-    shape = list(x.shape)
-    shape[dim] = 1
-    return np.ones(shape, dtype=x.dtype)
-
-
 def split(x: Any, size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
     """x cut along `dim` into parts of `size` (the last may be smaller), or of the sizes given."""
     (axis,) = normalize_dims(dim, x.ndim, "split")
