@@ -188,6 +188,7 @@ def test_bc_18_clipping_zero_gradients_leaves_zeros():
 
 def test_bc_36_schedule_edges():
     """BC-36: schedule edges."""
+
     def at(schedule, steps):
         return [round(schedule(t), 6) for t in steps]
 
