@@ -20,6 +20,7 @@ class Blame:
     finding: Finding | None = None
     checked: int = 0  # operations on the way
     position: int = 0
+    argument: int = 0  # number of the argument of the step
     cut: list[tuple[Step, str]] = field(default_factory=list)
 
 
@@ -34,8 +35,13 @@ def blame(problem: Problem, finding: Finding, tolerance: Tolerance) -> Blame:
     for position, step in enumerate(steps):
         found = _alone(step, tolerance)
         if found is not None and (found.kind == "wrong" or found.kind == finding.kind):
-            return Blame(step, found, len(steps), position)
-    return Blame(None, None, len(steps), 0, cuts(problem) if finding.kind == "wrong" else [])
+            return Blame(step, found, len(steps), position, _argument(step, found.block.label))
+    return Blame(None, None, len(steps), 0, 0, cuts(problem) if finding.kind == "wrong" else [])
+
+
+def _argument(step: Step, label: str) -> int:
+    words = [step.word(i) for i in range(len(step.args))]
+    return words.index(label.partition(".")[0]) if label.partition(".")[0] in words else 0
 
 
 def _alone(step: Step, tolerance: Tolerance) -> Finding | None:

@@ -17,9 +17,10 @@ from ..graph import Array
 from .diagnosis import Block
 from .differences import Ladder, Move, central
 from .problem import GradcheckError, Problem
-from .walk import float32_operation
+from .walk import float32_operation, magnitude
 
 LARGE = 4096  # where "fast" fails on more elements than this, a sample of them explains it
+_EPSILON = {t: float(np.finfo(t).eps) for t in (np.float32, np.float64)}
 CONFIRMED = 8  # elements that are looked at again before the verdict
 
 
@@ -31,11 +32,11 @@ class Tolerance:
     atol: float = 1e-5
     rtol: float = 1e-3
 
-    def allowed(self, analytic: Array, numeric: Array, outputs: Array) -> Array:
-        """What the difference may be, for one output's Jacobian by one leaf; never below what rounding does to it."""
-        scale = float(np.nan_to_num(np.maximum(np.abs(analytic), np.abs(numeric))).max(initial=0.0))
+    def absolute(self, analytic: Array, numeric: Array, outputs: Array) -> float:
+        """The part that is the same for one output's whole Jacobian by one leaf; never below what rounding does to it."""
+        scale = float(np.nan_to_num(np.maximum(np.abs(analytic), np.abs(numeric)), posinf=0.0).max(initial=0.0))
         floor = 1e-9 * max(1.0, float(np.abs(outputs).max(initial=0.0)))
-        return np.asarray(min(self.atol, max(self.atol * scale, floor)) + self.rtol * np.abs(numeric))
+        return min(self.atol, max(self.atol * scale, floor))
 
 
 class Engine:
@@ -183,12 +184,12 @@ def projections_agree(problem: Problem, engine: Engine, tolerance: Tolerance) ->
                 a = 0.0 if g is None else float((g * v).sum())
                 n = float(u[part] @ slope[part])
                 outputs = np.array(float(np.abs(u[part]) @ np.abs(engine.row[part])))
-                allowed = float(tolerance.allowed(np.array(a), np.array(n), outputs))
+                allowed = tolerance.absolute(np.array(a), np.array(n), outputs) + tolerance.rtol * abs(n)
                 if abs(a - n) <= allowed:
                     continue
-                ladder = ladder or Ladder(move, engine.row)
-                if ladder.looks_rounded(engine.row):
+                if float32_operation(problem) is not None:
                     return False
+                ladder = ladder or Ladder(move, engine.row, magnitude(problem))
                 n = float(u[part] @ ladder.slope[part])
                 doubt = float(np.abs(u[part]) @ ladder.doubt[part])
                 if not abs(a - n) <= allowed + doubt or doubt > 0.1 * max(abs(a), abs(n)):
@@ -234,6 +235,7 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
 
     # the elements that disagree at this step, and a closer look at them, the worst first
     suspects: list[tuple[float, int, int]] = []
+    absolute = [np.zeros((count, leaf.size)) for leaf in problem.leaves]
     bounds = [np.zeros((count, leaf.size)) for leaf in problem.leaves]
     for i, leaf in enumerate(problem.leaves):
         for k in range(len(shapes)):
@@ -241,7 +243,8 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
             if mix is None and k not in engine.live:
                 analytic[i][part] = numeric[i][part] = 0.0
             a, n = analytic[i][part], numeric[i][part]
-            bounds[i][part] = tolerance.allowed(a, n, mixed[part])
+            absolute[i][part] = tolerance.absolute(a, n, mixed[part])
+            bounds[i][part] = absolute[i][part] + tolerance.rtol * np.abs(n)
         known = np.zeros(leaf.size, bool)
         known[list(_columns(leaf.size, sample))] = True
         with np.errstate(invalid="ignore"):
@@ -252,28 +255,38 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
     confirmed: list[tuple[float, int, int, int, Ladder]] = []
     blunt: list[tuple[float, int, int, int, Ladder, str]] = []
     rounded: list[tuple[int, int, int, Ladder]] = []
+    float32, size = (float32_operation(problem), magnitude(problem)) if suspects else (None, 0.0)
     for _, i, c in sorted(suspects, key=lambda s: -s[0]):
-        ladder = Ladder(Move(problem, problem.leaves[i], c), base)
-        if ladder.looks_rounded(base):
-            m = int(np.argmax(np.abs(np.nan_to_num(analytic[i][:, c] - numeric[i][:, c]))))
-            rounded.append((i, c, m, ladder))
-        slope, doubt = _mix(ladder.slope, mix), ladder.doubt if mix is None else np.abs(mix) @ ladder.doubt
-        numeric[i][:, c] = np.where(np.isfinite(doubt), slope, numeric[i][:, c])
-        with np.errstate(invalid="ignore"):
-            difference = np.abs(analytic[i][:, c] - numeric[i][:, c])
-            limit = bounds[i][:, c] + np.where(np.isfinite(doubt), doubt, 0.0)
-            bad = np.flatnonzero(~(difference <= limit))
-        for m in map(int, bad):
-            kink = ladder.kink(m, float(difference[m])) if mix is None else None
-            size = float(np.nan_to_num(difference[m] / bounds[i][m, c], nan=np.inf))
-            if kink is None:
-                confirmed.append((size, i, c, m, ladder))
+        move = Move(problem, problem.leaves[i], c)
+        ladder = Ladder(move, base, size, _EPSILON[np.float64 if float32 is None else np.float32])
+        if float32 is not None:
+            if ladder.looks_rounded(base):
+                m = int(np.argmax(np.nan_to_num(np.abs(analytic[i][:, c] - numeric[i][:, c]) / bounds[i][:, c])))
+                rounded.append((i, c, m, ladder))
             else:
-                blunt.append((size, i, c, m, ladder, kink))
-        if len({(i, c) for _, i, c, _, _ in confirmed}) >= CONFIRMED or len(rounded) >= CONFIRMED:
+                ladder = Ladder(move, base, size)
+        quick = np.abs(analytic[i][:, c] - numeric[i][:, c])
+        slope, doubt = _mix(ladder.slope, mix), ladder.doubt if mix is None else np.abs(mix) @ ladder.doubt
+        slope = np.where(np.isfinite(doubt), slope, numeric[i][:, c])
+        doubt = np.where(np.isfinite(doubt), doubt, 0.0)
+        with np.errstate(invalid="ignore"):
+            difference = np.abs(analytic[i][:, c] - slope)
+            limit = absolute[i][:, c] + tolerance.rtol * np.abs(slope)
+            bad = ~(difference <= limit + doubt)
+            open_ = ~bad & (quick > limit) & (doubt > 0.1 * np.abs(slope))  # no step was good enough to tell
+        for m in map(int, np.flatnonzero(bad | open_)):
+            off = difference if bad[m] else quick
+            kink = ladder.kink(m, float(off[m])) if mix is None else None
+            excess_m = float(np.nan_to_num(off[m] / limit[m], nan=np.inf))
+            if kink is not None:
+                blunt.append((excess_m, i, c, m, ladder, kink))
+            elif bad[m]:
+                confirmed.append((excess_m, i, c, m, ladder))
+        if rounded:
             break
-    if rounded and float32_operation(problem) is None:
-        rounded = []
+        numeric[i][:, c], bounds[i][:, c] = slope, limit
+        if len({(i, c) for _, i, c, _, _ in confirmed}) >= CONFIRMED:
+            break
     if not confirmed and not blunt and not rounded:
         if count and not any(reached) and any(leaf.size for leaf in problem.leaves):
             raise GradcheckError(
@@ -295,7 +308,7 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
                 block.vjp, block.uses = _probe(engine, i, part), _uses(engine, i, part)
         return found
 
-    if rounded and not any(_flat(ladder, m, analytic[i][m, c]) for _, i, c, m, ladder in confirmed):
+    if rounded and not confirmed:
         kind, (i, c, m, ladder) = "float32", rounded[0]
     elif confirmed:
         kind, (_, i, c, m, ladder) = "wrong", max(confirmed, key=lambda f: f[0])
@@ -320,12 +333,6 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
         tuple(leaf.label for j, leaf in enumerate(problem.leaves) if j not in guilty),
         sample and (mix is not None or problem.leaves[i].size > LARGE),
     )
-
-
-def _flat(ladder: Ladder, m: int, analytic: float) -> bool:
-    """Whether the error is there at large steps too, where float32's rounding is small."""
-    errors = [abs(slope - analytic) for h, slope in ladder.decades(m) if 1e-4 < h < 3e-2] if np.ndim(m) == 0 else []
-    return bool(errors) and min(errors) > 0.03 * max(abs(analytic), abs(float(ladder.slope[m])), 1e-3)
 
 
 def _mix(row: Array, mix: Array | None) -> Array:

@@ -158,21 +158,35 @@ def _followed(jacobian: Array, out_shape: Sequence[int], in_shape: Sequence[int]
 
 
 def wrong_axis(b: Block) -> str | None:
-    """The rule mixes positions of an axis that the function keeps apart."""
-    if not b.analytic.any() or not b.numeric.any():
+    """The rule mixes positions of an axis that the function keeps apart, and keeps apart one that the function mixes."""
+    lost, gained = _axes(b)
+    if not lost or not gained:
         return None
-    right, found = _followed(b.numeric, b.out_shape, b.in_shape), _followed(b.analytic, b.out_shape, b.in_shape)
-    lost = sorted(right - found)
-    if not lost:
-        return None
-    axes = ", ".join(str(q) for _, q in lost)
-    gained = sorted(found - right)
-    instead = (
-        f", and keeps apart axis {', '.join(str(q) for _, q in gained)}, which the function mixes" if gained else ""
-    )
     return (
-        f"wrong axis: the rule mixes positions along axis {axes} of {b.label}, which the function keeps apart{instead}"
+        f"wrong axis: the rule mixes positions along axis {lost} of {b.label}, which the function keeps apart, and keeps "
+        f"apart axis {gained}, which the function mixes"
     )
+
+
+def mixed_axis(b: Block) -> str | None:
+    """The rule mixes positions of an axis that the function keeps apart."""
+    lost, _ = _axes(b)
+    return (
+        f"wrong axis: the rule mixes positions along axis {lost} of {b.label}, which the function keeps apart"
+        if lost
+        else None
+    )
+
+
+def _axes(b: Block) -> tuple[str, str]:
+    """The input axes that run with an output axis in the function but not in the rule, and the other way round."""
+    right, found = _followed(b.numeric, b.out_shape, b.in_shape), _followed(b.analytic, b.out_shape, b.in_shape)
+    if not right and not found:
+        return "", ""
+    lost, gained = ([str(q) for _, q in sorted(pairs)] for pairs in (right - found, found - right))
+    if len(b.in_shape) < len(b.out_shape):  # a repeated input: the output's axes tell more
+        lost, gained = ([str(p) for p, _ in sorted(pairs)] for pairs in (right - found, found - right))
+    return ", ".join(lost), ", ".join(gained)
 
 
 def permuted(b: Block) -> str | None:
@@ -252,22 +266,33 @@ def only_in_part(b: Block) -> str | None:
     return None
 
 
+def reduced_along_the_wrong_axis(b: Block) -> str | None:
+    """`wrong_axis` where input and output have different axes, so that "transposed" would fit as well."""
+    return wrong_axis(b) if len(b.in_shape) != len(b.out_shape) else None
+
+
 PATTERNS = (
     zero_gradient,
     ignores_the_cotangent,
     factor,
     swapped_inputs,
-    transposed,
     missing_sum,
+    reduced_along_the_wrong_axis,
+    transposed,
     missing_use,
     wrong_axis,
     permuted,
+    mixed_axis,
     only_in_part,
 )
 
 
 def diagnose(block: Block) -> list[str]:
-    """The sentences of all patterns that fit, the most telling first."""
+    """The sentence of the most telling pattern that fits; a constant factor may also be a use that is missing."""
     if not block.numeric.size or not np.isfinite(block.analytic).all() or not np.isfinite(block.numeric).all():
         return []
-    return [sentence for pattern in PATTERNS if (sentence := pattern(block)) is not None]
+    first = next(((pattern, sentence) for pattern in PATTERNS if (sentence := pattern(block)) is not None), None)
+    if first is None:
+        return []
+    other = missing_use(block) if first[0] is factor else None
+    return [first[1]] + ([other] if other else [])

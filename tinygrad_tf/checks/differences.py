@@ -8,7 +8,7 @@ from ..graph import Array
 from .problem import Leaf, Problem
 
 _EPSILON = float(np.finfo(np.float64).eps)
-LADDER = 10.0 ** -np.arange(1.0, 10.01, 0.5)  # from 1e-1 to 1e-10
+LADDER = 10.0 ** -np.arange(1.0, 11.51, 0.5)  # from 1e-1 to 3e-12
 
 
 class Move:
@@ -48,69 +48,73 @@ def central(move: Move, eps: float) -> Array:
 
 
 class Ladder:
-    """Central and one-sided differences of every output at steps from large to small.
+    """Central and one-sided differences of every output at steps from large to small, relative to 1 and to the element.
 
-    `slope` is the central difference where three neighbouring steps agree best, and `doubt` how well they agree, with
-    the outputs' own rounding. Two scales are tried: steps relative to 1 and relative to the element.
+    `slope` is the central difference at the smallest steps where three neighbours agree, and `doubt` how well they agree,
+    with the rounding of numbers of size `magnitude`. Larger steps may agree as well, on the far side of a kink.
     """
 
-    def __init__(self, move: Move, base: Array):
-        self.steps, self.central, self.gap, self.noise = [], [], [], []  # type: ignore[var-annotated]
-        self.slope = np.zeros(base.shape)
-        self.doubt = np.full(base.shape, np.inf)
-        for scale in move.scales:
-            steps, slopes, gaps, noises = [], [], [], []
-            for h in LADDER * scale:
-                (plus, up), (minus, down) = move(h), move(-h)
-                if not up > 0 > down or up > 2 * h:
-                    continue  # x is so large that the step is lost
-                with np.errstate(invalid="ignore", over="ignore"):
-                    steps.append(float(up - down) / 2)
-                    slopes.append((plus - minus) / (up - down))
-                    gaps.append((plus - base) / up - (base - minus) / -down)
-                    noises.append(4 * _EPSILON * np.maximum(np.abs(plus), np.abs(minus)) / (up - down))
-            if len(slopes) < 3:
-                continue
-            c = np.stack(slopes)
-            with np.errstate(invalid="ignore"):
-                change = np.abs(np.diff(c, axis=0))
-                doubt = np.maximum(change[1:], change[:-1]) + np.stack(noises)[1:-1]
-            doubt = np.where(np.isfinite(doubt), doubt, np.inf)
-            best = doubt.argmin(0)
-            columns = np.arange(base.size)
-            better = doubt[best, columns] < self.doubt
-            self.slope = np.where(better, c[1:-1][best, columns], self.slope)
-            self.doubt = np.where(better, doubt[best, columns], self.doubt)
-            self.steps.append(np.array(steps))
-            self.central.append(c)
-            self.gap.append(np.stack(gaps))
-            self.noise.append(np.stack(noises))
+    def __init__(self, move: Move, base: Array, magnitude: float, epsilon: float = _EPSILON):
+        steps, slopes, gaps, noises = [], [], [], []
+        self.is_decade = []
+        for h in sorted({h * scale for scale in move.scales for h in LADDER}, reverse=True):
+            (plus, up), (minus, down) = move(h), move(-h)
+            if not up > 0 > down or up > 2 * h:
+                continue  # x is so large that the step is lost
+            with np.errstate(invalid="ignore", over="ignore"):
+                steps.append((up - down) / 2)
+                slopes.append((plus - minus) / (up - down))
+                gaps.append((plus - base) / up - (base - minus) / -down)
+                size = np.maximum(np.maximum(np.abs(plus), np.abs(minus)), magnitude)
+                noises.append(4 * epsilon * size / (up - down))
+            self.is_decade.append(h in LADDER[::2])
+        self.steps = np.array(steps)
+        self.central, self.gap, self.noise = np.stack(slopes), np.stack(gaps), np.stack(noises)
+        self.magnitude = magnitude
+        self.slope, self.doubt = self._limit()
+
+    def _limit(self) -> tuple[Array, Array]:
+        c = self.central
+        with np.errstate(invalid="ignore"):
+            change = np.abs(np.diff(c, axis=0))
+            doubt = np.maximum(change[1:], change[:-1]) + self.noise[1:-1]
+        doubt = np.where(np.isfinite(doubt), doubt, np.inf)
+        inner = np.where(np.isfinite(c[1:-1]), c[1:-1], 0.0)
+        columns = np.arange(c.shape[1])
+        surest = doubt.argmin(0)
+        clear = np.where(doubt <= 1e-3 * np.abs(inner), np.abs(inner), 0.0).max(0)  # what a slope of 0 is measured by
+        scale = np.maximum(np.abs(inner), 0.1 * clear)
+        agree = doubt <= 1e-3 * scale
+        smallest = len(inner) - 1 - np.argmax(agree[::-1], axis=0)  # of those that agree
+        anchor = np.where(agree.any(0), smallest, surest)
+        near = np.abs(inner - inner[anchor, columns]) <= 2e-3 * scale[anchor, columns]
+        best = np.where(near & agree | (np.arange(len(inner))[:, None] == anchor), doubt, np.inf).argmin(0)
+        return inner[best, columns], doubt[best, columns]
 
     def kink(self, m: int, difference: float) -> str | None:
         """ "kink" or "jump" if output m has one at this very point: its two sides differ however small the step."""
-        for c, gap, noise, steps in zip(self.central, self.gap, self.noise, self.steps, strict=True):
-            clear = np.flatnonzero(np.isfinite(gap[:, m]) & (noise[:, m] < 0.05 * abs(difference)))
-            if len(clear) < 4:
-                continue
-            last = clear[-4:]
-            g = np.abs(gap[last, m])
-            if g.min() > 0.3 * abs(difference) and g.max() < 1.2 * g.min():
-                return "kink"
-            jump = np.abs(c[last, m] * steps[last])
-            if jump.min() > 0 and jump.max() < 1.2 * jump.min() and abs(c[last[-1], m]) > 10 * abs(c[last[0], m]):
-                return "jump"
+        gap, noise = self.gap[:, m], self.noise[:, m]
+        last = np.flatnonzero(np.isfinite(gap) & (noise < 0.05 * abs(difference)))[-4:]
+        if len(last) < 4:
+            return None
+        g = np.abs(gap[last])
+        if g.min() > 0.3 * abs(difference) and g.max() < 1.2 * g.min():
+            return "kink"
+        slopes = np.abs(self.central[last, m])
+        jump = slopes * self.steps[last]
+        if jump.min() > 0 and jump.max() < 1.2 * jump.min() and slopes[-1] > 10 * slopes[0]:
+            return "jump"
         return None
 
     def decades(self, m: int) -> list[tuple[float, float]]:
         """(step, slope of output m) for each decade."""
-        return [(float(h), float(c[m])) for h, c in zip(self.steps[0][::2], self.central[0][::2], strict=True)]
+        rows = zip(self.steps, self.central[:, m], self.is_decade, strict=True)
+        return [(float(h), float(c)) for h, c, decade in rows if decade]
 
     def looks_rounded(self, base: Array) -> bool:
         """Whether some output is noisy as float32 is: at small steps the error grows as 1/eps, from about 1e-8 of it."""
-        for c, steps in zip(self.central, self.steps, strict=True):
-            small = steps < 3e-6 * max(1.0, steps[0] * 10)
-            with np.errstate(invalid="ignore"):
-                noise = np.abs(c[small] - self.slope) * steps[small, None]
-            if noise.size and (np.nan_to_num(np.median(noise, 0)) > 3e-10 * np.abs(base)).any():
-                return True
-        return False
+        small = (self.steps < 3e-6) & np.array(self.is_decade)
+        with np.errstate(invalid="ignore"):
+            noise = np.abs(self.central[small] - self.slope) * self.steps[small, None]
+        size = np.maximum(np.abs(base), self.magnitude)
+        return bool(noise.size and (np.nan_to_num(np.median(noise, 0)) > 3e-10 * size).any())

@@ -160,6 +160,10 @@ class Problem:
 
     def values(self) -> Array:
         """All outputs' elements in one row, computed without recording (with it, where the function needs that)."""
+        with np.errstate(all="ignore"):  # a step may leave the domain
+            return self._values()
+
+    def _values(self) -> Array:
         if self._no_grad:
             state = rng.get_rng_state()
             try:

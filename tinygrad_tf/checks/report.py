@@ -102,6 +102,9 @@ def failure(
     if not sentences:
         sentences = diagnose(local.block) if local is not None else []
         sentences = sentences or diagnose(block)
+    if found.cut:
+        start = "one of several uses is missing" if block.analytic.any() else "zero gradient"
+        sentences = [f"{start}: the graph is cut, see below", *sentences]
     if not sentences:
         sentences = ["no known pattern: compare the rule with the formula, term by term"]
     lines.append(f"  diagnosis      {sentences[0]}")
@@ -115,6 +118,8 @@ def failure(
         if local.kind == "wrong":
             own = f"its own rule for {local.block.label} is wrong: analytic {local.analytic:.6g}, numeric {local.numeric:.6g}"
             own += f" at {local.block.label}{_index(local.block.in_shape, local.column)}"
+            rule = found.step.rule(found.argument)
+            own += f"; the rule: {rule}" if rule else ""
             rest = f"; the {found.position} operations before it are right" if found.position else ""
             lines.append(f"                 {own}{rest}")
     elif finding.kind == "wrong" and found.checked:

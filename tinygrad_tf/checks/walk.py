@@ -52,9 +52,19 @@ class Step:
         target = self.function.forward if self.function is not None else op.function
         words = list(inspect.signature(target).parameters)
         self.words = words[1:] if self.function is not None else words
+        self.op = op
 
     def word(self, i: int) -> str:
         return self.words[i] if i < len(self.words) else f"argument {i}"
+
+    def rule(self, i: int) -> str:
+        """`file:line` of the gradient rule for argument i."""
+        rule: Any = self.function.backward if self.function is not None else getattr(self.op, "backward", None)
+        if rule is None and self.op.inputs:
+            names = [self.op.inputs[0]] if self.op.variadic else list(self.op.inputs)
+            rule = self.op.rules[names.index(self.word(i)) if self.word(i) in names else 0][0]
+        code = getattr(inspect.unwrap(rule), "__code__", None) if rule is not None else None
+        return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
     def inputs(self) -> list[Any]:
         """The arguments as Tensors of their own; those that carried a gradient require one."""
@@ -98,6 +108,25 @@ def source(line: str) -> str:
 
 
 # -- what a walk can tell without any differences ----------------------------------------------------------------------
+
+
+def magnitude(problem: Problem) -> float:
+    """The largest number on the way if it is far above the outputs, which then carry its rounding; else 0.
+
+    1e12 and more is a mask, not a number.
+    """
+
+    def largest(arrays: list[Array]) -> float:
+        finite = [
+            np.abs(a[np.isfinite(a) & (np.abs(a) < 1e12)]).max(initial=0.0) for a in arrays if a.dtype.kind == "f"
+        ]
+        return float(max(finite, default=0.0))
+
+    watch = Watch()
+    with modes.enable_grad():
+        outputs = problem.outputs(watch)
+    top = largest([o for step in watch for o in step.outputs])
+    return top if top > 1e4 * max(1.0, largest([o._data for o in outputs])) else 0.0
 
 
 def float32_operation(problem: Problem) -> Step | None:
