@@ -47,6 +47,16 @@ from .tensor import Tensor
 float32, float64 = _np.dtype(_np.float32), _np.dtype(_np.float64)
 int64, bool = _np.dtype(_np.int64), _np.dtype(_np.bool_)
 globals().update(_METHODS | _FUNCTIONS)
+if not _TYPE_CHECKING:
+
+    def __getattr__(name):  # tg.inspect stands above the layers, which need this module first
+        if name == "inspect":
+            import importlib
+
+            return importlib.import_module("tinygrad_tf.inspect")
+        raise AttributeError(f"module 'tinygrad_tf' has no attribute {name!r}")
+
+
 if _TYPE_CHECKING:  # the operations that the line above adds
 
     def __getattr__(name: str) -> _Any: ...

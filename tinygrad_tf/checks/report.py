@@ -1,0 +1,143 @@
+"""The text of a failed check: where, by how much, how the error behaves, what it looks like, and which operation it is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .blame import Blame
+from .compare import Finding, Tolerance
+from .diagnosis import diagnose
+from .problem import GradcheckError, Problem
+from .walk import Step, source
+
+
+def _place(shape: tuple[int, ...], flat: int) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()
+
+
+def _index(shape: tuple[int, ...], flat: int) -> str:
+    place = _place(shape, flat)
+    return f"[{', '.join(map(str, place))}]" if place else ""
+
+
+def _named(axes: tuple[str, ...], shape: tuple[int, ...], flat: int) -> str:
+    """`B = 0, T = 2, d_model = 5`"""
+    names = axes if len(axes) == len(shape) else tuple(f"axis {i}" for i in range(len(shape)))
+    return ", ".join(f"{name} = {i}" for name, i in zip(names, _place(shape, flat), strict=True))
+
+
+def _called(step: Step) -> str:
+    text = source(step.line)
+    return f"{step.name}, called at {step.line}" + (f"\n                 {text}" if text else "")
+
+
+def behaviour(errors: list[tuple[float, float]], analytic: float, kind: str) -> str:
+    """What the errors at steps from large to small say: (step, error)."""
+    if kind == "kink":
+        return "it does not shrink with eps: the function bends at this very point"
+    if kind == "jump":
+        return "the slope grows as 1/eps: the function jumps at this very point"
+    if kind == "float32":
+        return "it grows as 1/eps from far too large a value: the rounding of float32 numbers"
+    finite = [e for h, e in errors if np.isfinite(e) and 1e-8 < h < 1e-1]
+    if finite and min(finite) > 0 and max(finite) < 1.5 * min(finite):
+        return "flat: it does not depend on eps, so the rule is wrong, not the differences"
+    lowest = min(finite, default=0.0)
+    if lowest > 0.01 * abs(analytic):
+        return "it never falls below a floor: truncation (eps^2) and rounding (1/eps) on its sides, a wrong rule at its bottom"
+    return "it changes with eps: truncation falls as eps^2, rounding grows as 1/eps"
+
+
+def _decades(finding: Finding) -> list[str]:
+    if not finding.decades:
+        return []
+    errors = [(h, abs(slope - finding.analytic)) for h, slope in finding.decades]
+    lines = ["  error by eps   " + "  ".join(f"{h:>7.0e}" for h, _ in errors)]
+    lines.append("                 " + "  ".join(f"{e:>7.1e}" for _, e in errors))
+    lines.append(f"                 {behaviour(errors, finding.analytic, finding.kind)}")
+    return lines
+
+
+SIMPLE = {
+    "kink": (
+        "a kink at this point: the slopes on its two sides differ, so there is no gradient to compare with; the rule may be "
+        "right; check it at another point"
+    ),
+    "jump": "a jump at this point: the function is not continuous here, so there is no gradient; check it at another point",
+    "float32": (
+        "float32 rounding: part of the function computes in float32, which keeps 7 digits, so differences with this eps "
+        "prove nothing; keep float64 throughout"
+    ),
+}
+
+
+def failure(
+    problem: Problem, finding: Finding, found: Blame, tolerance: Tolerance, float32: Step | None
+) -> GradcheckError:
+    """The error for a finding, with its whole report."""
+    leaf = problem.leaves[finding.leaf]
+    block = finding.block
+    a, n = finding.analytic, finding.numeric
+    what = "the gradient is wrong" if finding.kind == "wrong" else "the gradient cannot be judged here"
+    ratio = f", ratio {a / n:.6g}" if n else ""
+    if block.missing:
+        ratio += " (no gradient reached it at all)"
+    lines = [
+        f"{problem.name}: {what}; the worst element is {leaf.label}{_index(leaf.shape, finding.column)}: analytic "
+        f"{a:.10g}, numeric {n:.10g}, difference {a - n:.3g}{ratio}"
+    ]
+    where = f"{leaf.label}, shape {leaf.shape}"
+    if leaf.shape:
+        where += f", at {_named(leaf.axes, leaf.shape, finding.column)}"
+    if finding.sampled:
+        where += "; found in a random sample of its elements"
+    else:
+        where += f"; in the gradient of output {finding.output}{_index(block.out_shape, finding.row)}"
+    lines.append(f"  where          {where}")
+    wrong = f"{finding.wrong} of {block.analytic.size} entries of this Jacobian are off"
+    lines.append(f"  how much       {wrong}" + (f"; right: {_listed(finding.right)}" if finding.right else ""))
+
+    local = found.finding
+    sentences = [SIMPLE[finding.kind]] if finding.kind in SIMPLE else []
+    if not sentences:
+        sentences = diagnose(local.block) if local is not None else []
+        sentences = sentences or diagnose(block)
+    if found.cut:
+        start = "one of several uses is missing" if block.analytic.any() else "zero gradient"
+        sentences = [f"{start}: the graph is cut, see below", *sentences]
+    if not sentences:
+        sentences = ["no known pattern: compare the rule with the formula, term by term"]
+    lines.append(f"  diagnosis      {sentences[0]}")
+    lines += [f"                 or: {s}" for s in sentences[1:]]
+
+    step = float32 or found.step
+    if float32 is not None:
+        lines.append(f"  operation      {_called(float32)}")
+    elif found.step is not None and local is not None:
+        lines.append(f"  operation      {_called(found.step)}")
+        if local.kind == "wrong":
+            own = f"its own rule for {local.block.label} is wrong: analytic {local.analytic:.6g}, numeric {local.numeric:.6g}"
+            own += f" at {local.block.label}{_index(local.block.in_shape, local.column)}"
+            rule = found.step.rule(found.argument)
+            own += f"; the rule: {rule}" if rule else ""
+            rest = f"; the {found.position} operations before it are right" if found.position else ""
+            lines.append(f"                 {own}{rest}")
+    elif finding.kind == "wrong" and found.checked:
+        lines.append(f"  operation      none: each of the {found.checked} operations on the way is right by itself")
+        for cut, word in found.cut[:3]:
+            lines.append(f"                 but {word} of {_called(cut)}")
+            lines.append(
+                "                 changes with the inputs and carries no gradient: detach(), numpy(), no_grad()?"
+            )
+    lines += _decades(finding)
+    lines.append(f"  (eps {tolerance.eps:g}, atol {tolerance.atol:g}, rtol {tolerance.rtol:g})")
+    return GradcheckError(
+        "\n".join(lines),
+        diagnosis=sentences[0].partition(":")[0],
+        operation=step.name if step else None,
+        line=step.line if step else None,
+    )
+
+
+def _listed(labels: tuple[str, ...]) -> str:
+    return ", ".join(labels) if len(labels) <= 4 else f"{', '.join(labels[:3])} and {len(labels) - 3} others"

@@ -1,0 +1,195 @@
+"""Watching a forward go by: every operation with the values it had at that moment, and the user's line."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import graph, modes
+from ..graph import Array, TensorBase
+from .problem import Problem
+
+
+class Value:
+    """A Tensor as it was when an operation used it."""
+
+    def __init__(self, tensor: TensorBase):
+        self.array: Array = np.array(tensor._data, order="K")
+        self.requires_grad = tensor._requires_grad
+
+
+def _keep(value: Any) -> Any:
+    if isinstance(value, TensorBase):
+        return Value(value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, (list, tuple)):
+        return [_keep(v) for v in value] if any(isinstance(v, TensorBase) for v in value) else value
+    return value
+
+
+def _flat(values: Any) -> list[Any]:
+    return [v for value in values for v in (_flat(value) if isinstance(value, list) else [value])]
+
+
+class Step:
+    """One operation that ran: how to run it again, on what, its outputs, its node and the user's line."""
+
+    def __init__(self, record: Any):
+        op = record.op
+        outputs = record.output if isinstance(record.output, (list, tuple)) else [record.output]
+        self.name: str = op.name
+        self.line: str = record.line
+        self.node = next((o._node for o in outputs if o._node is not None), None)
+        self.args = [_keep(a) for a in record.args]
+        self.outputs = [np.array(o._data) for o in outputs]
+        self.function: Any = getattr(op, "function", None) if not callable(op) else None  # a user's Function
+        self.call: Callable[..., Any] = op if callable(op) else self.function.apply
+        target = self.function.forward if self.function is not None else op.function
+        words = list(inspect.signature(target).parameters)
+        self.words = words[1:] if self.function is not None else words
+        self.op = op
+
+    def word(self, i: int) -> str:
+        return self.words[i] if i < len(self.words) else f"argument {i}"
+
+    def rule(self, i: int) -> str:
+        """`file:line` of the gradient rule for argument i."""
+        rule: Any = self.function.backward if self.function is not None else getattr(self.op, "backward", None)
+        if rule is None and self.op.inputs:
+            names = [self.op.inputs[0]] if self.op.variadic else list(self.op.inputs)
+            rule = self.op.rules[names.index(self.word(i)) if self.word(i) in names else 0][0]
+        code = getattr(inspect.unwrap(rule), "__code__", None) if rule is not None else None
+        return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+    def inputs(self) -> list[Any]:
+        """The arguments as Tensors of their own; those that carried a gradient require one."""
+
+        def again(value: Any) -> Any:
+            if isinstance(value, list):
+                return [again(v) for v in value]
+            if not isinstance(value, Value):
+                return value
+            is_checked = value.requires_grad and value.array.dtype == np.float64
+            return graph._wrap(value.array.copy(order="K"), is_checked)
+
+        return [again(a) for a in self.args]
+
+    def arrays(self) -> list[tuple[int, Any]]:
+        """(number of the argument, Value or ndarray) for each array among the arguments."""
+        return [
+            (i, v) for i, a in enumerate(self.args) for v in _flat([a]) if isinstance(v, (Value, np.ndarray))
+        ]  # fmt: skip
+
+
+class Watch(list[Any]):
+    """What collects the Records: each is turned into a Step at once, before a later in-place write."""
+
+    def append(self, record: Any) -> None:
+        super().append(Step(record))
+
+
+def watched(problem: Problem) -> list[Step]:
+    """The steps of one forward."""
+    watch = Watch()
+    with modes.enable_grad():
+        problem.outputs(watch)
+    return watch
+
+
+def source(line: str) -> str:
+    """The text of the source at `file:line`, or nothing."""
+    file, _, number = line.rpartition(":")
+    return linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+
+
+# -- what a walk can tell without any differences ----------------------------------------------------------------------
+
+
+def magnitude(problem: Problem) -> float:
+    """The largest number on the way if it is far above the outputs, which then carry its rounding; else 0.
+
+    1e12 and more is a mask, not a number.
+    """
+
+    def largest(arrays: list[Array]) -> float:
+        finite = [
+            np.abs(a[np.isfinite(a) & (np.abs(a) < 1e12)]).max(initial=0.0) for a in arrays if a.dtype.kind == "f"
+        ]
+        return float(max(finite, default=0.0))
+
+    watch = Watch()
+    with modes.enable_grad():
+        outputs = problem.outputs(watch)
+    top = largest([o for step in watch for o in step.outputs])
+    return top if top > 1e4 * max(1.0, largest([o._data for o in outputs])) else 0.0
+
+
+def float32_operation(problem: Problem) -> Step | None:
+    """The first operation that is given float64 numbers and answers with float32's precision."""
+    for step in watched(problem):
+        given = [a.array if isinstance(a, Value) else a for _, a in step.arrays()]
+        fine = [a for a in given if a.dtype == np.float64 and not _on_grid(a)]
+        for out in step.outputs:
+            if fine and out.dtype.kind == "f" and (out.dtype != np.float64 or (_on_grid(out) and _fractional(out))):
+                return step
+    return None
+
+
+def _on_grid(a: Array) -> bool:
+    """Whether every number is one that float32 has."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.array_equal(a, a.astype(np.float32), equal_nan=True))
+
+
+def _fractional(a: Array) -> bool:
+    """Whether some number has more digits than chance or a mask would give it."""
+    with np.errstate(invalid="ignore"):
+        scaled = a * 1024.0
+        return bool((scaled != np.round(scaled)).any())
+
+
+def random_operation(problem: Problem) -> Step | None:
+    """The first operation that gave two results for the same arguments."""
+    for a, b in zip(watched(problem), watched(problem), strict=False):
+        if a.name != b.name:
+            return None
+        same = all(_equal(x, y) for (_, x), (_, y) in zip(a.arrays(), b.arrays(), strict=False))
+        if not all(_equal(x, y) for x, y in zip(a.outputs, b.outputs, strict=False)):
+            return a if same else None
+    return None
+
+
+def cuts(problem: Problem) -> list[tuple[Step, str]]:
+    """Operands that change with the leaves although they carry no gradient: where the graph was cut."""
+    before = watched(problem)
+    generator = np.random.default_rng(4)
+    kept = [leaf.value.copy() for leaf in problem.leaves]
+    try:
+        for leaf in problem.leaves:
+            leaf.value += 1e-3 * generator.standard_normal(leaf.shape) * np.maximum(1.0, np.abs(leaf.value))
+        after = watched(problem)
+    finally:
+        for leaf, value in zip(problem.leaves, kept, strict=True):
+            np.copyto(leaf.value, value)
+    found = []
+    for a, b in zip(before, after, strict=False):
+        if a.name != b.name:
+            break
+        if a.node is None:
+            continue
+        for (i, x), (_, y) in zip(a.arrays(), b.arrays(), strict=False):
+            array = x.array if isinstance(x, Value) else x
+            carries = isinstance(x, Value) and x.requires_grad
+            if not carries and array.dtype.kind == "f" and not _equal(x, y):
+                found.append((a, a.word(i)))
+    return found
+
+
+def _equal(x: Any, y: Any) -> bool:
+    a, b = (v.array if isinstance(v, Value) else v for v in (x, y))
+    return a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
