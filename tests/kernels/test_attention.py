@@ -8,6 +8,7 @@ import pytest
 from tinygrad_tf.kernels import runtime
 from tinygrad_tf.kernels.attention import attention, attention_backward, attention_dropout_mask
 from tinygrad_tf.kernels.random import words
+from tinygrad_tf.ops.shape import _join
 
 TOLERANCE = {np.float32: 3e-5, np.float64: 1e-11}
 
@@ -231,6 +232,25 @@ def test_non_finite_numbers_keep_their_meaning(length):
     big = np.full((1, 1, length, 4), 1e4)
     out, _ = attention(big, np.stack([big[:, :, 0], -big[:, :, 0]], 2), v, scale=1.0, causal=False)
     np.testing.assert_array_equal(out[0, 0, 0], v[0, 0, 0])
+
+
+def test_gradients_of_a_packed_projection_lie_side_by_side():
+    """q, k and v of one array: so do their gradients, and putting them together again copies nothing."""
+    rng = np.random.default_rng(8)
+    packed, g = rng.standard_normal((2, 70, 6 * 8)), rng.standard_normal((2, 4, 70, 8))
+    heads = packed.reshape(2, 70, 6, 8).transpose(0, 2, 1, 3)
+    parts = np.split(heads, [4, 5], axis=1)
+    apart = [np.ascontiguousarray(x) for x in parts]
+    out, lse = attention(*parts, scale=0.3, causal=True)
+    grads = attention_backward(g, *parts, out, lse, scale=0.3, causal=True)
+    right = attention_backward(g, *apart, out, lse, scale=0.3, causal=True)
+    for a, b in zip(grads, right, strict=True):
+        np.testing.assert_array_equal(a, b)
+    joined = _join.function(list(grads), 1)
+    assert np.shares_memory(joined, grads[0]) and joined.transpose(0, 2, 1, 3).flags.c_contiguous
+    np.testing.assert_array_equal(joined, np.concatenate(right, axis=1))
+    swapped = _join.function([grads[1], grads[0], grads[2]], 1)
+    assert not np.shares_memory(swapped, grads[0])
 
 
 def test_dropout_mask():

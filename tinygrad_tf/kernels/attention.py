@@ -76,6 +76,7 @@ def _geometry(
     dropout_p: float,
     key: int,
     call: int,
+    out_steps: tuple[int, int, int] = (0, 0, 0),
 ) -> np.ndarray:
     geometry = np.array(
         [
@@ -87,6 +88,7 @@ def _geometry(
             dropout_p > 0,
             _signed(key),
             _signed(call),
+            *out_steps,
         ],
         np.int64,
     )
@@ -182,15 +184,23 @@ def attention_backward(
     """The gradients of `attention` for the cotangent g (B, H, Tq, dv) of out, from its results out and lse.
 
     With P the probabilities and D = rowsum(g * out): dv = Pᵀ g, dS = P * (g vᵀ - D), dq = scale dS k, dk = scale dSᵀ q;
-    dk and dv are sums over the query heads that share a kv head. Returned as (B, H, T, d) views of (B, T, H, d) memory.
+    dk and dv are sums over the query heads that share a kv head. Returned as (B, H, T, d) views of (B, T, H, d) memory;
+    of one array, q's heads before k's before v's, where q, k and v are views of one, as of a packed projection.
     """
     batch, heads, length_q, dk = q.shape
     kv_heads, length_k, dv = v.shape[1:]
     dtype = q.dtype.newbyteorder("=")
     make = np.empty if g.size and length_k and dk else np.zeros
-    dq = make((batch, length_q, heads, dk), dtype)
-    dk_out = make((batch, length_k, kv_heads, dk), dtype)
-    dv_out = make((batch, length_k, kv_heads, dv), dtype)
+    if q.base is not None and q.base is k.base and q.base is v.base and length_q == length_k and dk == dv:
+        packed = make((batch, length_q, heads + 2 * kv_heads, dk), dtype)
+        dq, dk_out, dv_out = np.split(packed, [heads, heads + kv_heads], axis=2)
+        flat = packed.reshape(-1)
+        targets = flat, flat[heads * dk :], flat[(heads + kv_heads) * dk :]
+    else:
+        dq = make((batch, length_q, heads, dk), dtype)
+        dk_out = make((batch, length_k, kv_heads, dk), dtype)
+        dv_out = make((batch, length_k, kv_heads, dv), dtype)
+        targets = dq.reshape(-1), dk_out.reshape(-1), dv_out.reshape(-1)
     if make is np.empty:
         (g_, g_steps), (q_, q_steps), (k_, k_steps), (v_, v_steps), (o_, o_steps) = map(_flat, (g, q, k, v, out))
         mask_bytes, mask_values, mask_steps = _mask(mask, dtype)
@@ -203,6 +213,7 @@ def attention_backward(
             dropout_p,
             key,
             call,
+            tuple(x.strides[1] // x.itemsize for x in (dq, dk_out, dv_out)),
         )
         units = batch * kv_heads
         work = batch * heads * length_q * length_k * (dk + dv) // 2
@@ -214,9 +225,7 @@ def attention_backward(
             v_,
             o_,
             np.require(lse, dtype, ["C", "W", "A"]).reshape(-1),
-            dq.reshape(-1),
-            dk_out.reshape(-1),
-            dv_out.reshape(-1),
+            *targets,
             mask_bytes,
             mask_values,
             _slopes(slopes, dtype),

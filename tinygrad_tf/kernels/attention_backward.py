@@ -7,8 +7,11 @@ import numpy as np
 from .attention_tile import (
     CAUSAL,
     DK,
+    DKEY,
+    DQ,
     DROPOUT,
     DV,
+    DV_OUT,
     FAR,
     HKV,
     MASK_KIND,
@@ -213,10 +216,10 @@ def backward_tiles(
                         dv_sums,
                     )
             for j in range(count):
-                at = ((b * length_k + j0 + j) * kv_heads + kv) * dk
+                at = (b * length_k + j0 + j) * geometry[DKEY] + kv * dk
                 copy(dk_sums, j * dk_padded, dk_out, at, dk, one)
-                at = ((b * length_k + j0 + j) * kv_heads + kv) * dv
+                at = (b * length_k + j0 + j) * geometry[DV_OUT] + kv * dv
                 copy(dv_sums, j * dv_padded, dv_out, at, dv, one)
         for r in range(group * length_q):
-            at = ((b * length_q + r % length_q) * heads + kv * group + r // length_q) * dk
+            at = (b * length_q + r % length_q) * geometry[DQ] + (kv * group + r // length_q) * dk
             copy(dq_sums, r * dk_padded, dq, at, dk, scale)

@@ -21,7 +21,8 @@ FAR = 1 << 40  # the diagonal's place when there is no causal mask
 B, H, HKV, TQ, TK, DK, DV = range(7)
 Q, K, V, G, O = 7, 10, 13, 16, 19  # three strides each: batch, head, position  # noqa: E741
 MASK_KIND, MASK, CAUSAL, SLOPES, DROPOUT, KEY, CALL = 22, 23, 27, 28, 29, 30, 31
-GEOMETRY_SIZE = 32
+DQ, DKEY, DV_OUT = 32, 33, 34  # from one position to the next in the gradients
+GEOMETRY_SIZE = 35
 NO_MASK, BOOL_MASK, FLOAT_MASK = range(3)
 
 
