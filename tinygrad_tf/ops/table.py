@@ -28,10 +28,10 @@ METHODS: dict[str, Any] = {
     name: with_names(getattr(module, name))
     for module, names in {
         elementwise: "clone mul floor_divide remainder pow neg reciprocal square sqrt rsqrt abs sign exp expm1 log log1p "
-        "sin cos tanh sigmoid erf relu maximum minimum masked_fill",
+        "sin cos tanh sigmoid erf relu maximum minimum",
         unary: "exp2 log2 log10 tan asin acos atan sinh cosh asinh acosh atanh deg2rad rad2deg frac trunc signbit "
         "isposinf isneginf erfc nan_to_num logit positive",
-        binary: "add sub div float_power fmod atan2 hypot copysign heaviside fmax fmin clamp clamp_min clamp_max "
+        binary: "add sub div float_power fmod atan2 hypot copysign heaviside masked_fill fmax fmin clamp clamp_min clamp_max "
         "logaddexp logaddexp2 xlogy lerp addcmul addcdiv isclose allclose equal logical_xor bitwise_not",
         comparison: "eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_xor isnan isinf "
         "isfinite floor ceil round",
