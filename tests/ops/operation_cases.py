@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ELEMENTWISE = "-; 2,3; 2,1,2; 2,0"
+ELEMENTWISE = "2,3; -; 2,1,2; 2,0"
 UNARY = {
     "s": "abs absolute atan arctan asinh arcsinh ceil clone cos cosh deg2rad erf erfc exp exp2 expm1 fix floor frac isfinite "
     "isinf isnan isneginf isposinf logical_not nan_to_num neg negative positive rad2deg reciprocal relu round sigmoid sign "
@@ -25,7 +25,7 @@ UNARY = {
     "o": "logit",
     "g": "acosh arccosh",
 }
-PAIRS = "-  -; - 2,2; 2,1 1,3; 2,3 3; 0,2 1,2"
+PAIRS = "2,3 3; - -; - 2,2; 2,1 1,3; 0,2 1,2"
 BINARY = {
     "s": "add arctan2 atan2 copysign div divide eq equal floor_divide fmax fmin fmod ge greater greater_equal gt hypot isclose le "
     "less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt maximum minimum mul multiply ne not_equal "
@@ -362,6 +362,7 @@ class Case(NamedTuple):
     expression: str
     domain: str
     shapes: tuple[tuple[int, ...], ...]
+    first: bool = True  # of its line
 
     @property
     def name(self) -> str:
@@ -399,9 +400,9 @@ def cases() -> list[Case]:
     found = []
     for line in _lines():
         expression, domain, sets = (part.strip() for part in line.split(" | "))
-        for one in sets.split(";"):
-            shapes = tuple(() if s == "-" else tuple(int(n) for n in s.split(",")) for s in one.split())
-            found.append(Case(expression, domain, shapes))
+        for n, one in enumerate(sets.split(";")):
+            shapes = tuple(() if s == "-" else tuple(int(size) for size in s.split(",")) for s in one.split())
+            found.append(Case(expression, domain, shapes, n == 0))
     return found
 
 
