@@ -158,6 +158,7 @@ t.transpose(a, 0, -1) | s | 2,3; 2,3,2
 t.swapaxes(a, 0, 1) + t.swapdims(a, 1, 0) | s | 2,3
 t.movedim(a, 0, 2) | s | 2,3,4
 t.movedim(a, (0, 1), (2, 0)) + t.moveaxis(a, (0, 1), (-1, -3)) | s | 2,3,4
+t.t(a) | s | 3,2; 3; -
 a.t() @ a.T.mT | s | 3,2
 a.mT + a.transpose(-1, -2) | s | 2,3,2
 a.expand(2, -1, 3) | s | 2,1

@@ -327,6 +327,13 @@ def kron(a: Any, b: Any) -> Any:
     return blocks.reshape(tuple(p * q for p, q in zip(left, right, strict=True)))
 
 
+def t(x: Any) -> Any:
+    """The transpose of a matrix; vectors and numbers as they are."""
+    if x.ndim > 2:
+        raise ValueError(f"t: expected at most 2 axes, got shape {x.shape}")
+    return transpose(x, 0, 1) if x.ndim == 2 else x
+
+
 def view_as(x: Any, other: Any) -> Any:
     """x in the shape of `other`."""
     return reshape(x, other.shape)

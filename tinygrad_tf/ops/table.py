@@ -41,7 +41,7 @@ METHODS: dict[str, Any] = {
         sorting: "sort argsort msort topk kthvalue median argwhere nonzero count_nonzero",
         shape: "reshape permute transpose squeeze unsqueeze flatten expand narrow split chunk unbind tril triu",
         arrange: "repeat tile repeat_interleave roll unfold fliplr flipud rot90 movedim unflatten ravel select diagonal "
-        "diag_embed diag diagflat diagonal_scatter trace tensor_split kron view_as expand_as",
+        "diag_embed diag diagflat diagonal_scatter trace tensor_split kron t view_as expand_as",
         indexing: "gather take_along_dim",
         scatter: "index_select index_add index_copy index_fill index_put take put masked_select masked_scatter "
         "select_scatter slice_scatter scatter scatter_add scatter_reduce",
