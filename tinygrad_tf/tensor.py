@@ -268,11 +268,6 @@ class Tensor(TensorBase):
             raise ValueError(f"mT: expected at least 2 axes, got shape {self.shape}")
         return shape.transpose(self, -2, -1)
 
-    def t(self) -> Tensor:
-        if self.ndim > 2:
-            raise ValueError(f"t: expected at most 2 axes, got shape {self.shape}")
-        return self.T
-
     def reshape_as(self, other: Tensor) -> Tensor:
         return shape.reshape(self, other.shape)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ELEMENTWISE = "-; 3; 2,3; 2,1,2; 0; 2,0"
+ELEMENTWISE = "2,3; -; 2,1,2; 2,0"
 UNARY = {
     "s": "abs absolute atan arctan asinh arcsinh ceil clone cos cosh deg2rad erf erfc exp exp2 expm1 fix floor frac isfinite "
     "isinf isnan isneginf isposinf logical_not nan_to_num neg negative positive rad2deg reciprocal relu round sigmoid sign "
@@ -25,13 +25,17 @@ UNARY = {
     "o": "logit",
     "g": "acosh arccosh",
 }
-PAIRS = "-  -; 3 -; - 2,2; 2,1 1,3; 2,3 3; 0,2 1,2; 2 2"
+PAIRS = "2,3 3; - -; - 2,2; 2,1 1,3; 0,2 1,2"
 BINARY = {
     "s": "add arctan2 atan2 copysign div divide eq equal floor_divide fmax fmin fmod ge greater greater_equal gt hypot isclose le "
     "less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt maximum minimum mul multiply ne not_equal "
     "remainder rsub sub subtract true_divide allclose heaviside",
     "p": "float_power pow xlogy",
 }
+SECOND_NAMES = (
+    "absolute arctan arcsinh fix negative arccos arcsin arctanh arccosh arctan2 divide greater greater_equal less less_equal "
+    "multiply not_equal subtract true_divide"
+).split()
 ACTIVATIONS = (
     "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 selu sigmoid silu softplus "
     "softshrink softsign tanh tanhshrink"
@@ -154,6 +158,7 @@ t.transpose(a, 0, -1) | s | 2,3; 2,3,2
 t.swapaxes(a, 0, 1) + t.swapdims(a, 1, 0) | s | 2,3
 t.movedim(a, 0, 2) | s | 2,3,4
 t.movedim(a, (0, 1), (2, 0)) + t.moveaxis(a, (0, 1), (-1, -3)) | s | 2,3,4
+t.t(a) | s | 3,2; 3; -
 a.t() @ a.T.mT | s | 3,2
 a.mT + a.transpose(-1, -2) | s | 2,3,2
 a.expand(2, -1, 3) | s | 2,1
@@ -358,6 +363,7 @@ class Case(NamedTuple):
     expression: str
     domain: str
     shapes: tuple[tuple[int, ...], ...]
+    first: bool = True  # of its line
 
     @property
     def name(self) -> str:
@@ -372,10 +378,11 @@ class Case(NamedTuple):
 def _lines() -> Iterator[str]:
     for domain, names in UNARY.items():
         for name in names.split():
-            yield f"t.{name}(a) | {domain} | {ELEMENTWISE}"
+            yield f"t.{name}(a) | {domain} | {'2,3' if name in SECOND_NAMES else ELEMENTWISE}"
     for domain, names in BINARY.items():
         for name in names.split():
-            yield f"t.{name}(a, b) | {domain} | {PAIRS if name != 'equal' else '2,3 2,3; 3 2'}"
+            shapes = "2,3 3" if name in SECOND_NAMES else "2,3 2,3; 3 2" if name == "equal" else PAIRS
+            yield f"t.{name}(a, b) | {domain} | {shapes}"
     for name in ACTIVATIONS.split():
         yield f"F.{name}(a) | s | {ELEMENTWISE}"
     for name in REDUCTIONS.split():
@@ -394,9 +401,9 @@ def cases() -> list[Case]:
     found = []
     for line in _lines():
         expression, domain, sets = (part.strip() for part in line.split(" | "))
-        for one in sets.split(";"):
-            shapes = tuple(() if s == "-" else tuple(int(n) for n in s.split(",")) for s in one.split())
-            found.append(Case(expression, domain, shapes))
+        for n, one in enumerate(sets.split(";")):
+            shapes = tuple(() if s == "-" else tuple(int(size) for size in s.split(",")) for s in one.split())
+            found.append(Case(expression, domain, shapes, n == 0))
     return found
 
 

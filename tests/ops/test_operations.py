@@ -79,7 +79,8 @@ def test_derivatives(case: Any) -> None:
 
     if outs and "padding_idx" not in case.expression:  # the padding row has no gradient on purpose
         assert tg.gradcheck(function, inputs, mode="fast")
-        assert tg.gradgradcheck(function, inputs, mode="fast")
+        if case.first:  # parity with PyTorch looks at the second derivatives of the other shapes
+            assert tg.gradgradcheck(function, inputs, mode="fast")
         for x, g in zip(inputs, tg.grad(outs, inputs, [o.detach() for o in outs], allow_unused=True), strict=True):
             assert g is None or (g.shape == x.shape and g.dtype == x.dtype)
 

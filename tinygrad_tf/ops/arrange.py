@@ -34,7 +34,7 @@ def tile(x: Any, *dims: Any) -> Any:
     return repeat(x, (1,) * (x.ndim - len(times)) + times)
 
 
-def repeat_interleave(x: Any, repeats: Any, dim: int | None = None) -> Any:
+def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: int | None = None) -> Any:
     """Each element (or slice along `dim`) repeated in place, `repeats` times, or repeats[i] times the i-th."""
     x, dim = (x.reshape((-1,)), 0) if dim is None else (x, dim)
     (axis,) = normalize_dims(dim, x.ndim, "repeat_interleave")
@@ -91,6 +91,9 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None 
     if mode not in modes:
         raise ValueError(f"pad: mode must be constant, reflect, replicate or circular, got {mode!r}")
     for axis, (a, b) in enumerate(pairs):
+        if mode == "circular" and min(a, b) < 0:  # what is cut off does not come in at the other end
+            x = getitem(x, (slice(None),) * axis + (slice(max(-a, 0), x.shape[axis] - max(-b, 0)),))
+            a, b = max(a, 0), max(b, 0)
         n = x.shape[axis]
         if (a or b) and (max(a, b) >= n + (mode == "circular") if mode != "replicate" else n == 0):
             raise ValueError(f"pad: {mode} padding by {(a, b)} needs a longer axis than {n}")
@@ -124,6 +127,8 @@ def roll(x: Any, shifts: Any, dims: Any = None) -> Any:
 
 def unfold(x: Any, dimension: int, size: int, step: int) -> Any:
     """All windows of `size` along an axis, every `step` elements one, as a new last axis (a copy, not a view)."""
+    if x.ndim == 0:
+        return unfold(x.reshape((1,)), 0, size, step).reshape((size,))
     (axis,) = normalize_dims(dimension, x.ndim, "unfold")
     if size > x.shape[axis] or size < 0 or step < 1:
         raise ValueError(f"unfold: windows of {size} every {step} do not fit an axis of length {x.shape[axis]}")
@@ -320,6 +325,13 @@ def kron(a: Any, b: Any) -> Any:
         b.reshape(tuple(m for size in right for m in (1, size))),
     )
     return blocks.reshape(tuple(p * q for p, q in zip(left, right, strict=True)))
+
+
+def t(x: Any) -> Any:
+    """The transpose of a matrix; vectors and numbers as they are."""
+    if x.ndim > 2:
+        raise ValueError(f"t: expected at most 2 axes, got shape {x.shape}")
+    return transpose(x, 0, 1) if x.ndim == 2 else x
 
 
 def view_as(x: Any, other: Any) -> Any:

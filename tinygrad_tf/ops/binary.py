@@ -144,6 +144,17 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     return x if max is None else where(x > max, max, x)
 
 
+def masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    """x, with `value`, a number or a Tensor of no axes, where the mask is true."""
+    if not isinstance(value, TensorBase):
+        return elementwise.masked_fill(x, mask, value)
+    if value.ndim or mask.dtype != np.bool_:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"masked_fill: expected a bool mask and a value of shape (), got dtype {mask.dtype} and {value._data.shape}"
+        )
+    return where(mask, elementwise.astype(value, x.dtype), x)
+
+
 def clamp_min(x: Any, min: Any) -> Any:
     """x, but not below `min`."""
     return clamp(x, min, None)

@@ -136,7 +136,9 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
     else:
         left, right = ([d] if isinstance(d, int) else list(d) for d in dims)
     left, right = [d % max(a.ndim, 1) for d in left], [d % max(b.ndim, 1) for d in right]
-    if [a.shape[d] for d in left] != [b.shape[d] for d in right]:
+    if len(left) != len(right) or any(
+        a.shape[i] != b.shape[j] and 1 not in (a.shape[i], b.shape[j]) for i, j in zip(left, right, strict=True)
+    ):
         raise ValueError(f"tensordot: axes {left} of shape {a.shape} and {right} of shape {b.shape} differ in length")
     names = string.ascii_letters
     a_names = list(names[: a.ndim])

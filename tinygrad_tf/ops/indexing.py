@@ -84,7 +84,7 @@ def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Any:
 
     indices = getattr(indices, "_data", indices)
     if dim is None:
-        return gather(x.reshape((-1,)), 0, indices.reshape(-1))
+        return take_along_dim(x.reshape((-1,)), indices.reshape(-1), 0)
     (axis,) = normalize_dims(dim, x.ndim, "take_along_dim")
     shape, taken = list(x.shape), list(indices.shape)
     try:
@@ -94,13 +94,23 @@ def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Any:
             f"take_along_dim: the shapes must broadcast except along dim {dim}, got {x.shape} and {indices.shape}"
         ) from None
     full = (*both[:axis], x.shape[axis], *both[axis:])
+    indices = np.where(indices < 0, indices + x.shape[axis], indices)  # negative ones count from the end
     indices = np.broadcast_to(indices, (*both[:axis], indices.shape[axis], *both[axis:]))
     return gather(x if x.shape == full else broadcast_to(x, full), axis, indices)
 
 
-@primitive(x=lambda g, x_shape, dim, index: _add_along(g, x_shape, index, dim))
 def gather(x: Any, dim: int, index: Any) -> Any:
     """out[i][j][k] = x[index[i][j][k]][j][k] for dim 0, and so on; `index` may be smaller than x along other axes."""
+    index = getattr(index, "_data", index)
+    if index.size == 0:
+        return getitem(x.reshape((-1,)), index.astype(np.int64))
+    if x.ndim == 0:
+        return _gather(x.reshape((1,)), 0, index.reshape(-1)).reshape(index.shape)
+    return _gather(x, dim, index)
+
+
+@primitive(x=lambda g, x_shape, dim, index: _add_along(g, x_shape, index, dim))
+def _gather(x: Any, dim: int, index: Any) -> Any:
     (axis,) = normalize_dims(dim, x.ndim, "gather")
     if index.ndim != x.ndim or any(
         i > n for a, (i, n) in enumerate(zip(index.shape, x.shape, strict=True)) if a != axis
@@ -111,6 +121,9 @@ def gather(x: Any, dim: int, index: Any) -> Any:
         )
     _check_indices(index, x.shape[axis], "gather")
     return x[_places(index, axis)]
+
+
+_gather.name = "gather"
 
 
 def _places(index: Any, axis: int) -> tuple[Any, ...]:

@@ -50,7 +50,7 @@ def matmul(a: Any, b: Any) -> Any:
     left = a.reshape((1, a.shape[0])) if a.ndim == 1 else a
     right = b.reshape((b.shape[0], 1)) if b.ndim == 1 else b
     if right.ndim == 2 and left.ndim > 2:  # one matrix for the whole batch: one large product
-        out = _matmul(left.reshape((-1, left.shape[-1])) if left.size else left, right)
+        out = _matmul(left.reshape((-1, left.shape[-1])) if 0 not in left.shape else left, right)
         out = out.reshape((*left.shape[:-1], right.shape[-1]))
     else:
         try:

@@ -59,13 +59,15 @@ def mean(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
         return np.asarray(total / np.asarray(_count(x.shape, dim), total.dtype))
 
 
-def var(x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> Any:
+def var(
+    x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int | None = 1
+) -> Any:
     """The variance over `dim`: the sum of (x - mean)^2, divided by the count less `correction`.
 
     `unbiased=False` is correction 0, and `var(x, False)` too. With nothing left to divide by, the result is NaN.
     """
     dim, unbiased = (None, dim) if isinstance(dim, bool) else (dim, unbiased)
-    correction = correction if unbiased is None else int(unbiased)
+    correction = int(unbiased) if unbiased is not None else 1 if correction is None else correction
     count = _count(x.shape, dim) - correction
     centered = x - mean(x, dim, True)
     return sum(centered * centered, dim, keepdim) * (1.0 / count if count > 0 else float("nan"))
@@ -77,7 +79,9 @@ def _sqrt_or_zero(x: Any) -> Any:
     return np.sqrt(x)
 
 
-def std(x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> Any:
+def std(
+    x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int | None = 1
+) -> Any:
     """The square root of `var`, with subgradient 0 where it is 0."""
     return _sqrt_or_zero(var(x, dim, unbiased, keepdim, correction=correction))
 
@@ -118,7 +122,7 @@ def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The index of the largest element along `dim` (None: of the flattened tensor); the first one if several tie."""
     if dim is not None:
         normalize_dims(dim, x.ndim, "argmax")
-    return np.asarray(x.argmax(axis=dim, keepdims=keepdim), dtype=np.int64)
+    return np.asarray(x.argmax(axis=dim if x.ndim else None, keepdims=keepdim), dtype=np.int64)
 
 
 @primitive()
@@ -126,7 +130,7 @@ def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The index of the smallest element along `dim` (None: of the flattened tensor); the first one if several tie."""
     if dim is not None:
         normalize_dims(dim, x.ndim, "argmin")
-    return np.asarray(x.argmin(axis=dim, keepdims=keepdim), dtype=np.int64)
+    return np.asarray(x.argmin(axis=dim if x.ndim else None, keepdims=keepdim), dtype=np.int64)
 
 
 def _extreme(x: Any, other: Any, keepdim: bool, over_all: Any, along: Any, binary: Any) -> Any:
@@ -137,7 +141,9 @@ def _extreme(x: Any, other: Any, keepdim: bool, over_all: Any, along: Any, binar
     from .indexing import take_along_dim
 
     indices = along(x, other, True)
-    values = take_along_dim(x, indices, other)
+    if x.ndim == 0:
+        return Selected(x * 1, indices)
+    values = take_along_dim(x, indices, int(other))
     return Selected(values, indices) if keepdim else Selected(values.squeeze(other), indices.squeeze(other))
 
 
@@ -184,6 +190,9 @@ def flip(x: Any, dims: Any) -> Any:
 
 def prod(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The product over `dim` (None: over all); its gradient is right with zeros too."""
+    if x.ndim == 0:
+        normalize_dims(dim, 0, "prod")
+        return x * 1
     if dim is None:
         flat = _prod(x.reshape(-1), 0, keepdim)
         return flat.reshape((1,) * x.ndim) if keepdim else flat

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
+from .. import modes
+from .arrange import broadcast_tensors
 from .binary import clamp_min
 from .contraction import einsum
 from .elementwise import constant, rsqrt
-from .reductions import mean, sum
+from .reductions import mean, sum, var
 from .statistics import vector_norm
 
 
@@ -51,11 +51,16 @@ def batch_norm(
         raise ValueError(f"batch_norm: training needs more than one value per channel, got x of shape {x.shape}")
     center = mean(x, axes, True)
     spread = mean((x - center) * (x - center), axes, True)
-    unbiased = constant(spread) * (count / (count - 1))
-    for running, value in ((running_mean, constant(center)), (running_var, unbiased)):
-        if running is not None:
-            running[...] = running * (1.0 - momentum) + value.reshape(running.shape) * momentum
+    _move(running_mean, center, momentum)
+    _move(running_var, constant(spread) * (count / (count - 1)), momentum)
     return _affine((x - center) * rsqrt(spread + eps), weight, bias)
+
+
+def _move(running: Any, value: Any, momentum: float) -> None:
+    """Bring running values, if there are any, closer to the batch's."""
+    if running is not None:
+        with modes.no_grad():
+            running[...] = running * (1.0 - momentum) + constant(value).reshape(running.shape) * momentum
 
 
 def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
@@ -85,14 +90,18 @@ def instance_norm(
 ) -> Any:
     """(x - mean) / sqrt(var + eps) * weight + bias, mean and variance over the positions of each channel of each sample.
 
+    Running values, if given, move towards the samples' average by `momentum`; with use_input_stats=False they are used.
+
     Source: Ulyanov, Vedaldi and Lempitsky 2016, Instance Normalization, equation 4.
     """
     if not use_input_stats:
         return batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-    if running_mean is not None or running_var is not None:
-        raise ValueError("instance_norm: running values are used with use_input_stats=False only; pass None for them")
     if x.ndim < 3 or math.prod(x.shape[2:]) < 2:
         raise ValueError(f"instance_norm: x must be (N, C, positions), more than one position, got shape {x.shape}")
+    if running_mean is not None or running_var is not None:
+        positions = tuple(range(2, x.ndim))
+        _move(running_mean, mean(constant(x), (0, *positions)), momentum)
+        _move(running_var, mean(var(constant(x), positions), 0), momentum)
     return group_norm(x, x.shape[1], weight, bias, eps)
 
 
@@ -103,10 +112,8 @@ def normalize(x: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Any:
 
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     """x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) along `dim`; x1 and x2 broadcast."""
-    shape = np.broadcast_shapes(x1.shape, x2.shape)
-    axis = dim % max(len(shape), 1) - len(shape)  # counted from the end, for both
-    units = [x / clamp_min(vector_norm(x, 2, axis, True), eps) for x in (x1, x2)]
-    return sum(units[0] * units[1], axis)
+    units = [x / clamp_min(vector_norm(x, 2, dim, True), eps) for x in broadcast_tensors(x1, x2)]
+    return sum(units[0] * units[1], dim)
 
 
 def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:

@@ -113,6 +113,8 @@ def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = N
     if x.ndim == 0:
         raise ValueError("diff: expected at least one axis, got shape ()")
     axis = _axis(x, dim, "diff")
+    if n == 0:
+        return x
     parts = [p for p in (prepend, x, append) if p is not None]
     x = cat(parts, axis) if len(parts) > 1 else x
     for _ in range(min(n, x.shape[axis])):

@@ -14,7 +14,7 @@ from ..graph import TensorBase
 from .elementwise import where
 from .indexing import _add_along, _check_indices, _places, _plain, _put, getitem, setitem
 from .primitive import normalize_dims, operand
-from .reductions import amax, amin, broadcast_to, prod, sum
+from .reductions import amax, amin, broadcast_to, prod
 from .shape import cat
 
 
@@ -25,8 +25,6 @@ def _array(index: Any) -> Any:
 def _along(x: Any, dim: int, index: Any, name: str) -> tuple[Any, Any]:
     """The numpy index x[:, index, :] along `dim`, once it is known to be right, and the axis."""
     index = _array(index)
-    if x.ndim == 0:
-        return index.reshape(()), 0
     (axis,) = normalize_dims(dim, x.ndim, name)
     if index.ndim > 1:
         raise ValueError(f"{name}: the index must have one axis, got shape {index.shape}")
@@ -39,19 +37,25 @@ def _same_shape(name: str, what: str, x: Any, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: {what} must have shape {shape}, got {x.shape}")
 
 
+def _at_least_1d(operation: Any, x: Any, index: Any, *src: Any) -> Any:
+    """A tensor of no axes is one of a single element."""
+    flat = [s.reshape((-1,)) if hasattr(s, "reshape") else s for s in src]
+    return operation(x.reshape((1,)), _array(index).reshape(-1), *flat).reshape(())
+
+
 # -- whole slices along one axis ---------------------------------------------------------------------------------------
 
 
 def index_select(x: Any, dim: int, index: Any) -> Any:
     """The slices of x along `dim` that the 1-D index names."""
     if x.ndim == 0:
-        return x * 1
+        return _at_least_1d(lambda x, i: index_select(x, 0, i), x, index)
     return getitem(x, _along(x, dim, index, "index_select")[0])
 
 
 def _slices(x: Any, dim: int, index: Any, source: Any, name: str) -> Any:
     where_, axis = _along(x, dim, index, name)
-    shape = (*x.shape[:axis], _array(index).size, *x.shape[axis + 1 :]) if x.ndim else source.shape
+    shape = (*x.shape[:axis], _array(index).size, *x.shape[axis + 1 :])
     _same_shape(name, "the source", source, shape)
     return where_
 
@@ -59,19 +63,24 @@ def _slices(x: Any, dim: int, index: Any, source: Any, name: str) -> Any:
 def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
     """x with alpha times the slices of `source` added at the slices that the index names; repeated ones add up."""
     if x.ndim == 0:
-        return x + sum(source) * alpha
+        return _at_least_1d(lambda x, i, s: index_add(x, 0, i, s, alpha=alpha), x, index, source)
     place = _slices(x, dim, index, source, "index_add")
     return x + _put(source if alpha == 1 else source * alpha, x.shape, place)
 
 
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
     """x with the slices of `source` written at the slices that the index names."""
+    if x.ndim == 0:
+        return _at_least_1d(lambda x, i, s: index_copy(x, 0, i, s), x, index, source)
     return setitem(x, _slices(x, dim, index, source, "index_copy"), source)
 
 
 def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
     """x with `value` in the slices along `dim` that the index names."""
-    return setitem(x, _along(x, dim, index, "index_fill")[0], _value(value, x))
+    if x.ndim == 0:
+        return _at_least_1d(lambda x, i: index_fill(x, 0, i, value), x, index)
+    place, axis = _along(x, dim, index, "index_fill")
+    return setitem(x, (*place[:axis], np.unique(place[axis])), _value(value, x))  # each slice once, or value's gradient
 
 
 def _value(value: Any, x: Any) -> Any:
@@ -171,12 +180,6 @@ def _scattered(x: Any, dim: int, index: Any, src: Any, name: str) -> tuple[int, 
     return axis, index, used
 
 
-def _at_least_1d(operation: Any, x: Any, index: Any, src: Any) -> Any:
-    """A tensor of no axes is one of a single element."""
-    src = src.reshape((-1,)) if hasattr(src, "reshape") else src
-    return operation(x.reshape((1,)), _array(index).reshape(-1), src).reshape(())
-
-
 def scatter(x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Any:
     """x with out[index[i][j]][j] = src[i][j] for dim 0, and so on; src is a tensor or a number.
 
@@ -203,7 +206,7 @@ def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
     return x + _add_along(used, x.shape, index, axis)
 
 
-_REDUCTIONS = {"prod": (prod, 1.0), "amax": (amax, -math.inf), "amin": (amin, math.inf)}
+_REDUCTIONS: dict[str, tuple[Any, float]] = {"prod": (prod, 1.0), "amax": (amax, -math.inf), "amin": (amin, math.inf)}
 
 
 def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:

@@ -99,17 +99,18 @@ def expand(x: Any, *shape: Any) -> Any:
 
 
 def _cat_part(g: Any, i: int, shapes: list[tuple[int, ...]], dim: int) -> Any:
-    start = sum(s[dim] for s in shapes[:i])
-    return narrow(g, dim, start, shapes[i][dim])
+    lengths = [0 if s == (0,) else s[dim] for s in shapes]
+    part = narrow(g, dim, sum(lengths[:i]), lengths[i])
+    return part.reshape((0,)) if shapes[i] == (0,) else part
 
 
 @primitive(tensors=lambda g, i, tensors_shape, dim: _cat_part(g, i, tensors_shape, dim))
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """The tensors joined along `dim`; all other axes must agree."""
+    """The tensors joined along `dim`; all other axes must agree, but tensors of shape (0,) are passed over."""
     if not tensors:
         raise ValueError("cat: expected at least one tensor, got none")
     try:
-        return np.concatenate(tensors, axis=dim)
+        return np.concatenate([t for t in tensors if t.shape != (0,)] or tensors[:1], axis=dim)
     except ValueError:
         shapes = ", ".join(str(t.shape) for t in tensors)
         raise ValueError(f"cat: the shapes must agree except along dim {dim}, got {shapes}") from None

@@ -103,16 +103,24 @@ def _middle(x: Any, order: Any, axis: int) -> Any:
 
 @primitive()
 def searchsorted(
-    sorted_sequence: Any, values: Any, right: bool = False, side: str | None = None, out_int32: bool = False
+    sorted_sequence: Any,
+    values: Any,
+    right: bool = False,
+    side: str | None = None,
+    out_int32: bool = False,
+    sorter: Any = None,
 ) -> Any:
     """Where each value must be inserted to keep the last axis in order: before equal ones, or after with `right`.
 
-    sorted_sequence: (n,), with values of any shape; or (..., n), with values (..., m), row by row.
+    sorted_sequence: (n,), with values of any shape; or (..., n), with values (..., m), row by row. `sorter`: the order
+    that sorts it (`argsort`), if it is not sorted itself.
     """
     if side not in (None, "left", "right"):
         raise ValueError(f'searchsorted: side must be "left" or "right", got {side!r}')
-    where = "right" if right or side == "right" else "left"
+    where: Any = "right" if right or side == "right" else "left"
     dtype = np.int32 if out_int32 else np.int64
+    if sorter is not None:
+        sorted_sequence = np.take_along_axis(sorted_sequence, sorter, -1)
     if sorted_sequence.ndim == 1:
         return np.asarray(np.searchsorted(sorted_sequence, values, where), dtype)
     if np.shape(values)[:-1] != sorted_sequence.shape[:-1]:

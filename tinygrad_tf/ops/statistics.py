@@ -30,7 +30,7 @@ def nanmean(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def var_mean(
-    x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1
+    x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int | None = 1
 ) -> tuple[Any, Any]:
     """The pair (variance, mean) over `dim`."""
     over = None if isinstance(dim, bool) else dim
@@ -38,7 +38,7 @@ def var_mean(
 
 
 def std_mean(
-    x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1
+    x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int | None = 1
 ) -> tuple[Any, Any]:
     """The pair (standard deviation, mean) over `dim`."""
     over = None if isinstance(dim, bool) else dim
@@ -53,7 +53,7 @@ def aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Extreme
 def prod(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     """The product over `dim`, an integer, a tuple of them, or None for all; its gradient is right with zeros too."""
     if isinstance(dim, (int, np.integer)) or dim is None:
-        return reductions.prod(x, dim, keepdim)
+        return reductions.prod(x, None if dim is None else int(dim), keepdim)
     for axis in reversed(normalize_dims(dim, x.ndim, "prod")):
         x = _prod(x, axis, keepdim)
     return x

@@ -28,10 +28,10 @@ METHODS: dict[str, Any] = {
     name: with_names(getattr(module, name))
     for module, names in {
         elementwise: "clone mul floor_divide remainder pow neg reciprocal square sqrt rsqrt abs sign exp expm1 log log1p "
-        "sin cos tanh sigmoid erf relu maximum minimum masked_fill",
+        "sin cos tanh sigmoid erf relu maximum minimum",
         unary: "exp2 log2 log10 tan asin acos atan sinh cosh asinh acosh atanh deg2rad rad2deg frac trunc signbit "
         "isposinf isneginf erfc nan_to_num logit positive",
-        binary: "add sub div float_power fmod atan2 hypot copysign heaviside fmax fmin clamp clamp_min clamp_max "
+        binary: "add sub div float_power fmod atan2 hypot copysign heaviside masked_fill fmax fmin clamp clamp_min clamp_max "
         "logaddexp logaddexp2 xlogy lerp addcmul addcdiv isclose allclose equal logical_xor bitwise_not",
         comparison: "eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_xor isnan isinf "
         "isfinite floor ceil round",
@@ -41,7 +41,7 @@ METHODS: dict[str, Any] = {
         sorting: "sort argsort msort topk kthvalue median argwhere nonzero count_nonzero",
         shape: "reshape permute transpose squeeze unsqueeze flatten expand narrow split chunk unbind tril triu",
         arrange: "repeat tile repeat_interleave roll unfold fliplr flipud rot90 movedim unflatten ravel select diagonal "
-        "diag_embed diag diagflat diagonal_scatter trace tensor_split kron view_as expand_as",
+        "diag_embed diag diagflat diagonal_scatter trace tensor_split kron t view_as expand_as",
         indexing: "gather take_along_dim",
         scatter: "index_select index_add index_copy index_fill index_put take put masked_select masked_scatter "
         "select_scatter slice_scatter scatter scatter_add scatter_reduce",

@@ -23,7 +23,7 @@ def _unary(function: Callable[..., Any], name: str, doc: str, rule: Callable[...
             return function(x)
 
     operation.__name__, operation.__doc__ = name, doc
-    return primitive(**({} if rule is None else {"x": rule}))(operation)
+    return primitive()(operation) if rule is None else primitive(x=rule)(operation)
 
 
 exp2 = _unary(np.exp2, "exp2", "2^x.", lambda g, out: g * out * _LN2)
