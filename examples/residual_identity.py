@@ -21,7 +21,7 @@ import numpy as np
 import tinygrad_tf as tg
 from tinygrad_tf import models, nn, optim
 
-WIDTH, GROWTH, ROWS = 32, 8, 64
+WIDTH, GROWTH, ROWS = 32, 8, 32
 DEPTHS = (1, 2, 4, 8, 16, 32, 64, 96)
 
 # The gradient at the input over the gradient at the last block's output, at the deepest network, of L blocks: the
@@ -73,9 +73,9 @@ class Join(nn.Module):
 def block(kind: str, width: int) -> nn.Module:
     """One block of a kind, for a stream of a width."""
     if kind == "concatenated":
-        branch = nn.Sequential(nn.Linear(width, 4 * GROWTH), nn.GELU(), nn.Linear(4 * GROWTH, GROWTH))
+        branch = nn.Sequential(nn.Linear(width, 2 * GROWTH), nn.GELU(), nn.Linear(2 * GROWTH, GROWTH))
         return Join(branch, width, GROWTH, compress=False)
-    branch = nn.FeedForward(width)
+    branch = nn.FeedForward(width, 2 * width)
     if kind == "plain":
         return branch
     if kind == "compressed":
@@ -173,6 +173,8 @@ def train(network: Network, steps: int) -> None:
 def sweep(depths: Sequence[int], steps: int) -> tuple[list[Reading], list[Reading]]:
     """Every kind at every depth, before and after training."""
     before, after = [], []
+    threads = tg.get_num_threads()
+    tg.set_num_threads(1)  # these matrices are too small to share
     for kind in THRESHOLDS:
         for depth in depths:
             tg.manual_seed(depth)
@@ -180,6 +182,7 @@ def sweep(depths: Sequence[int], steps: int) -> tuple[list[Reading], list[Readin
             before.append(read(network, kind, depth))
             train(network, steps)
             after.append(read(network, kind, depth))
+    tg.set_num_threads(threads)
     return before, after
 
 
@@ -314,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> bool:
     parser.add_argument("--out", type=Path, default=Path("runs/residual_identity"), help="where the picture goes")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     options = parser.parse_args(arguments)
-    depths, steps, gpt_steps = ((1, 4, 16), 20, 5) if options.quick else (DEPTHS, 60, 200)
+    depths, steps, gpt_steps = ((1, 4, 16), 20, 5) if options.quick else (DEPTHS, 40, 200)
 
     print("1. A block whose branch is 0 passes the gradient on unchanged, bit for bit:", zero := unchanged())
     print("\n2. The Jacobian of a residual, certified\n")
