@@ -156,7 +156,8 @@ def of_function(source: Source, function: ast.FunctionDef) -> Iterator[Mutant]:
         ):
             values = [node.value.body]  # dx = ... if needs[0] else None
         for value in values:
-            if isinstance(value, (ast.Constant, ast.Tuple)) or _is_whole(value):
+            text = source.text(value)
+            if isinstance(value, (ast.Constant, ast.Tuple)) or _is_whole(value) or text.startswith(("np.", "kind(0)")):
                 continue
             yield from of_expression(source, value, function.name)
 
@@ -174,7 +175,7 @@ def _is_whole(node: ast.expr) -> bool:
     """Whether an expression counts or places: shapes, lengths, integer division."""
     return any(
         isinstance(n, ast.FloorDiv | ast.Mod)
-        or (isinstance(n, ast.Name) and n.id == "geometry")
+        or (isinstance(n, ast.Name) and n.id in ("geometry", "sizes"))
         or (isinstance(n, ast.Attribute) and n.attr in ("shape", "size", "ndim"))
         or (isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in ("len", "range", "min", "max"))
         for n in ast.walk(node)
