@@ -21,7 +21,7 @@ import numpy as np
 import tinygrad_tf as tg
 from tinygrad_tf import models, nn, optim
 
-WIDTH, GROWTH, ROWS = 32, 8, 64
+WIDTH, GROWTH, ROWS = 32, 8, 32
 DEPTHS = (1, 2, 4, 8, 16, 32, 64, 96)
 
 # The gradient at the input over the gradient at the last block's output, at the deepest network, of L blocks: the
@@ -73,9 +73,9 @@ class Join(nn.Module):
 def block(kind: str, width: int) -> nn.Module:
     """One block of a kind, for a stream of a width."""
     if kind == "concatenated":
-        branch = nn.Sequential(nn.Linear(width, 4 * GROWTH), nn.GELU(), nn.Linear(4 * GROWTH, GROWTH))
+        branch = nn.Sequential(nn.Linear(width, 2 * GROWTH), nn.GELU(), nn.Linear(2 * GROWTH, GROWTH))
         return Join(branch, width, GROWTH, compress=False)
-    branch = nn.FeedForward(width)
+    branch = nn.FeedForward(width, 2 * width)
     if kind == "plain":
         return branch
     if kind == "compressed":
@@ -173,6 +173,8 @@ def train(network: Network, steps: int) -> None:
 def sweep(depths: Sequence[int], steps: int) -> tuple[list[Reading], list[Reading]]:
     """Every kind at every depth, before and after training."""
     before, after = [], []
+    threads = tg.get_num_threads()
+    tg.set_num_threads(1)  # these matrices are too small to share
     for kind in THRESHOLDS:
         for depth in depths:
             tg.manual_seed(depth)
@@ -180,6 +182,7 @@ def sweep(depths: Sequence[int], steps: int) -> tuple[list[Reading], list[Readin
             before.append(read(network, kind, depth))
             train(network, steps)
             after.append(read(network, kind, depth))
+    tg.set_num_threads(threads)
     return before, after
 
 
@@ -249,25 +252,36 @@ COLORS = {
 }
 
 
+FORMULAS = {
+    "plain": "F(x)",
+    "residual": "x + F(x)",
+    "pre-norm": "x + F(norm(x))",
+    "post-norm": "norm(x + F(x))",
+    "concatenated": "[x; F(x)]",
+    "compressed": "W [x; F(x)]",
+}
+
+
 def picture(path: Path, before: list[Reading], after: list[Reading], paths: Any) -> None:
     """Gradient against depth, before and after training; activations; and the two paths in a GPT."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 8.5), layout="constrained")
+    figure = Figure(figsize=(13, 9), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12)  # type: ignore[union-attr]
     (a, b), (c, d) = figure.subplots(2, 2)
-    floor = 1e-12
+    floor = 1e-20
     for axes, readings, what, title in (
-        (a, before, "gradient", "Does the gradient reach the input?  (untrained)"),
-        (b, after, "gradient", "The same networks after training"),
-        (c, before, "scale", "What the skip costs: the size of the stream"),
+        (a, before, "gradient", "Does the gradient reach the input?  Before training"),
+        (b, after, "gradient", "The same networks after training: what had no gradient did not learn"),
+        (c, before, "scale", "What it costs: the size of the stream, before training"),
     ):
         for kind, color in COLORS.items():
             mine = [r for r in readings if r.kind == kind]
             values = [max(getattr(r, what), floor / 10) for r in mine]
-            axes.plot([r.depth for r in mine], values, "o-", ms=4, color=color, label=kind)
+            axes.plot([r.depth for r in mine], values, "o-", ms=4, color=color, label=f"{kind}:  {FORMULAS[kind]}")
             if what == "gradient" and kind == "post-norm":
                 skips = [r.skip for r in mine if r.skip is not None]
-                axes.plot([r.depth for r in mine], skips, ":", color=color, label="post-norm, its skip alone")
+                axes.plot([r.depth for r in mine], skips, ":", color=color, label="post-norm, through its skips alone")
         axes.set_title(title)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -276,10 +290,10 @@ def picture(path: Path, before: list[Reading], after: list[Reading], paths: Any)
         axes.set_xlabel("blocks")
         axes.grid(True, alpha=0.25)
     for axes in (a, b):
-        axes.set_ylim(floor, 1e4)
+        axes.set_ylim(floor, 1e3)
         axes.set_ylabel("|gradient at the input| / |gradient at the output|")
         axes.axhline(1.0, color="k", lw=0.8, alpha=0.5)
-    c.set_ylim(1e-3, 1e3)
+    c.set_ylim(3e-2, 3e1)
     c.set_ylabel("size of activations, output / input")
     a.legend(frameon=False, fontsize=9, loc="lower left")
     tg.inspect.draw_paths(d, list(paths))
@@ -314,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> bool:
     parser.add_argument("--out", type=Path, default=Path("runs/residual_identity"), help="where the picture goes")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
     options = parser.parse_args(arguments)
-    depths, steps, gpt_steps = ((1, 4, 16), 20, 5) if options.quick else (DEPTHS, 60, 200)
+    depths, steps, gpt_steps = ((1, 4, 16), 20, 5) if options.quick else (DEPTHS, 30, 150)
 
     print("1. A block whose branch is 0 passes the gradient on unchanged, bit for bit:", zero := unchanged())
     print("\n2. The Jacobian of a residual, certified\n")

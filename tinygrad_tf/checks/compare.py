@@ -126,7 +126,8 @@ def start(problem: Problem) -> Engine:
     engine = Engine(problem)
     moved = rng.get_rng_state() != state
     name = problem.name
-    if not _equal(engine.row, problem.values()):
+    again = problem.values()
+    if not _equal(engine.row, again) and not _close(engine.row, again):
         hint = " (it draws random numbers: call tg.manual_seed inside it, or use eval())" if moved else ""
         raise GradcheckError(
             f"{name}: the function is not deterministic: two calls gave different values{hint}",
@@ -152,6 +153,13 @@ def start(problem: Problem) -> Engine:
                 diagnosis="not deterministic",
             )
     return engine
+
+
+def _close(a: Array, b: Array) -> bool:
+    """Equal but for the last digits: sums in another order, not another function."""
+    if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all():
+        return False
+    return bool(np.abs(a - b).max(initial=0.0) <= 1e-12 * np.abs(a).max(initial=0.0))
 
 
 def _equal(a: Array, b: Array) -> bool:

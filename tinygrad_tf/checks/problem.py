@@ -151,11 +151,12 @@ class Problem:
             return [self._given(v) for v in value]
         if not isinstance(value, Leaf):
             return value
+        copy = np.array(value.value, order="K")  # of the same layout: sums in another order are other numbers
         if modes._grad_enabled.get():
-            value.used = clone(value.tensor)
-            value.edge = value.used._edge()
+            value.edge = clone(value.tensor)._edge()
+            value.used = graph.at_edge(copy, value.edge)
         else:
-            value.used = graph._wrap(np.array(value.value, order="K"), True)
+            value.used = graph._wrap(copy, True)
         return value.used
 
     def values(self) -> Array:

@@ -92,7 +92,7 @@ def draw_paths(axes: Any, splits: list[PathSplit]) -> None:
     axes.plot(places, [s.whole for s in splits], "--", color="0.5", label="the whole")
     axes.set_yscale("log")
     if len(splits) <= 16:
-        axes.set_xticks(places, [s.name for s in splits], rotation=45, ha="right", fontsize=8)
+        axes.set_xticks(places, [s.name for s in splits], rotation=30, ha="right", fontsize=8)
     else:
         axes.set_xlabel("Residual, from the input to the loss")
     axes.set_ylabel("norm of the gradient")

@@ -1,0 +1,41 @@
+"""The mutation runner itself: there are mutants of every rule, and one is caught."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinygrad_tf as tg
+from tinygrad_tf.ops import primitive
+
+
+@pytest.fixture(scope="module")
+def mutants() -> Any:
+    spec = importlib.util.spec_from_file_location("mutants", Path(__file__).parent / "mutants.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_rule_has_at_least_three_mutants(mutants: Any) -> None:
+    found = mutants.all_mutants()
+    assert len(found) > 60
+    assert all(len(of_rule) >= 3 for of_rule in found.values()), {r: len(m) for r, m in found.items() if len(m) < 3}
+    names = {rule.split()[1] for rule in found}
+    assert {"exp.x", "mul.a", "mul.b", "_matmul.a", "sum.x"} <= names
+    for operation in vars(tg).values():  # every operation with rules that users see
+        if isinstance(operation, primitive.Primitive) and operation.inputs and not operation.promote:
+            assert any(n.startswith(operation.function.__name__ + ".") for n in names), operation
+
+
+def test_every_mutant_is_python(mutants: Any) -> None:
+    for of_rule in mutants.all_mutants().values():
+        for mutant in of_rule:
+            source = (mutants.PACKAGE / mutant.file).read_bytes()
+            ast.parse(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
