@@ -121,7 +121,8 @@ def draw(figure: Any, results: list[Result]) -> None:
         (right, "singular values of dy/dx, all F = 0"),
     ):
         axes.set(title=title, xlabel="layers")
-        axes.legend(fontsize=10)
+        axes.legend(fontsize=10, loc="lower left" if axes is right else None)
+    right.set_ylim(1e-32, 1e3)
 
 
 EXPERIMENT = Experiment(

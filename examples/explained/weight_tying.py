@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import tinygrad_tf as tg
 from tinygrad_tf import models
 
 from .frame import Check, Experiment, Result, Size, fit, gap

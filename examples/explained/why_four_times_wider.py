@@ -64,15 +64,15 @@ def share(random: np.random.Generator, width: int, n: int, relu: bool = True, po
 
 
 def losses(random: np.random.Generator, steps: int) -> list[float]:
-    """The loss of FFNs of each width on one set of 256 points with random labels (4 kinds), after equal training."""
+    """The loss of FFNs of each width on one set of 1024 points with random labels (8 kinds), after equal training."""
     d_model = 16
-    x = tg.tensor(random.standard_normal((256, d_model)).astype("f"))
-    labels = tg.tensor(random.integers(0, 4, 256))
+    x = tg.tensor(random.standard_normal((1024, d_model)).astype("f"))
+    labels = tg.tensor(random.integers(0, 8, 1024))
     found = []
     for ratio in RATIOS:
         end = []
         for _ in range(3):
-            model = nn.Sequential(nn.FeedForward(d_model, int(ratio * d_model), "relu"), nn.Linear(d_model, 4))
+            model = nn.Sequential(nn.FeedForward(d_model, int(ratio * d_model), "relu"), nn.Linear(d_model, 8))
             curve = fit(model.parameters(), lambda m=model: F.cross_entropy(m(x), labels), steps, lr=1e-2)
             end.append(curve[-1])
         found.append(float(np.mean(end)))
