@@ -94,6 +94,7 @@ class Saved:
     def __init__(self, tensor: TensorBase | Array, edge: Any = None):
         self.data: Any
         self.storage: Storage | None
+        self.edge: Any
         if isinstance(tensor, TensorBase):
             self.data, self.storage, self.edge = tensor._data, tensor._storage, tensor._edge()
             self.version = tensor._storage.version
