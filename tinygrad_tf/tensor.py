@@ -347,13 +347,12 @@ def _operator(function: Any, swapped: bool = False) -> Any:
 
 
 def _in_place_operator(function: Any, name: str) -> Any:
-    first = getattr(function, "parameters", "?")[0]
-    keeps = not isinstance(function, Primitive) or any(first in needed for _, needed in function.rules)
+    keeps = not isinstance(function, Primitive) or any(function.parameters[0] in names for _, names in function.rules)
 
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         source = self
         if keeps and modes._grad_enabled.get() and (self._node is not None or not self._requires_grad):
-            if self._node is not None or any(isinstance(a, TensorBase) and a._requires_grad for a in args):
+            if self._node is not None or any(getattr(a, "_requires_grad", False) for a in (*args, *kwargs.values())):
                 graph.check_inputs(name, [self])
                 source = graph.at_edge(self._data.copy(), self._edge())  # what its gradient needs: the value before
         graph.in_place(self, function(source, *[source if a is self else a for a in args], **kwargs), name)

@@ -374,7 +374,10 @@ def test_names_and_options_of_pytorch_programs() -> None:
     assert x.sum(dtype=tg.float64).dtype == np.float64 and x.bool().mean(dtype=tg.float32).item() == 1.0
     assert F.softmax(x, dim=-1, dtype=tg.float64).dtype == np.float64
     assert x.var(0, False).tolist() == [1.0, 2.25] and x.var(False).item() == x.var(unbiased=False).item()
-    assert F.mse_loss(input=x, target=x).item() == 0.0
+    assert F.mse_loss(input=x, target=x).item() == 0.0 and tg.mm(x, mat2=x).shape == (2, 2)
+    assert F.cross_entropy(input=x, target=tg.tensor([0, 1])).shape == () and tg.pow(x, exponent=2)[1, 1].item() == 25.0
+    assert tg.where(x > 2, input=x, other=tg.tensor(0.0)).sum().item() == 8.0
+    assert len(tg.split(x, split_size_or_sections=1)) == 2
     y = (x - 2.0).requires_grad_() * 1.0
     assert F.relu(y, inplace=True) is y and y.tolist() == [[0.0, 0.0], [1.0, 3.0]]
     y.sum().backward()

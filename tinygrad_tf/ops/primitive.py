@@ -50,14 +50,16 @@ def _argument_names(function: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
+#: What PyTorch calls the second argument of some operations.
+_SECOND = ("other", "target", "exponent", "mat2", "vec", "vec2", "split_size_or_sections", "split_size")
+
+
 def renamed(kwargs: dict[str, Any], parameters: Sequence[str]) -> dict[str, Any]:
     """Keyword arguments under the names that PyTorch and numpy use, by our names: `input`, `other`, `axis`, ..."""
-    ours = {
-        "axis": "dim",
-        "keepdims": "keepdim",
-        "input": parameters[0],
-        "other": parameters[min(1, len(parameters) - 1)],
-    }
+    first = int(parameters[0] in ("condition", "sorted_sequence"))  # where(condition, input, other)
+    ours = {"axis": "dim", "keepdims": "keepdim", "input": parameters[min(first, len(parameters) - 1)]}
+    if len(parameters) > first + 1:
+        ours |= dict.fromkeys(_SECOND, parameters[first + 1])
     return {k if k in parameters else ours.get(k, k): v for k, v in kwargs.items()}
 
 
