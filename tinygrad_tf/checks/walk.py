@@ -48,7 +48,7 @@ class Step:
         self.args = [_keep(a) for a in record.args]
         self.outputs = [np.array(o._data) for o in outputs]
         self.function: Any = getattr(op, "function", None) if not callable(op) else None  # a user's Function
-        self.call: Callable[..., Any] = op if callable(op) else self.function.apply
+        self.call: Callable[..., Any] = op if self.function is None else self.function.apply
         target = self.function.forward if self.function is not None else op.function
         words = list(inspect.signature(target).parameters)
         self.words = words[1:] if self.function is not None else words
