@@ -5,7 +5,6 @@ from tinygrad_tf import nn, models
 """
 
 from builtins import bool as _bool  # `bool` below is the dtype, as users of such packages expect
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 import numpy as _np
@@ -47,19 +46,14 @@ from .tensor import Tensor
 float32, float64 = _np.dtype(_np.float32), _np.dtype(_np.float64)
 int64, bool = _np.dtype(_np.int64), _np.dtype(_np.bool_)
 globals().update(_METHODS)
-if not _TYPE_CHECKING:
-
-    def __getattr__(name):  # tg.inspect stands above the layers, which need this module first
-        if name == "inspect":
-            import importlib
-
-            return importlib.import_module("tinygrad_tf.inspect")
-        raise AttributeError(f"module 'tinygrad_tf' has no attribute {name!r}")
 
 
-if _TYPE_CHECKING:  # the operations that the line above adds
+def __getattr__(name: str) -> _Any:  # for type checkers also the operations that the line above adds
+    if name == "inspect":  # it stands above the layers, which need this module first
+        import importlib
 
-    def __getattr__(name: str) -> _Any: ...
+        return importlib.import_module("tinygrad_tf.inspect")
+    raise AttributeError(f"module 'tinygrad_tf' has no attribute {name!r}")
 
 
 __version__ = "0.1.0"

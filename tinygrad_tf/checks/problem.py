@@ -79,7 +79,7 @@ class Problem:
     def _words(self) -> list[str]:
         """What the function calls its arguments."""
         target = getattr(self.fn, "forward", self.fn) if hasattr(self.fn, "named_parameters") else self.fn
-        owner = getattr(target, "__self__", None)
+        owner: Any = getattr(target, "__self__", None)
         if getattr(target, "__name__", "") == "apply" and hasattr(owner, "backward"):
             target = owner.forward  # a Function: forward(ctx, *arguments)
             return list(inspect.signature(target).parameters)[1:]

@@ -47,8 +47,9 @@ class Step:
         self.node = next((o._node for o in outputs if o._node is not None), None)
         self.args = [_keep(a) for a in record.args]
         self.outputs = [np.array(o._data) for o in outputs]
-        self.function: Any = getattr(op, "function", None) if not callable(op) else None  # a user's Function
-        self.call: Callable[..., Any] = op if callable(op) else self.function.apply
+        self.function: Any = None if callable(op) else getattr(op, "function", None)  # a user's Function
+        function: Any = self.function
+        self.call: Callable[..., Any] = op if callable(op) else function.apply
         target = self.function.forward if self.function is not None else op.function
         words = list(inspect.signature(target).parameters)
         self.words = words[1:] if self.function is not None else words
