@@ -382,3 +382,11 @@ def test_a_fault_in_very_many_elements_is_explained_by_a_sample() -> None:
         with pytest.raises(tg.GradcheckError, match="random sample") as caught:
             tg.gradcheck(function, inputs([(5000,)]), mode="fast")
         assert caught.value.operation == "Planted" and caught.value.diagnosis == "constant factor"
+
+
+def test_the_layer_is_named() -> None:
+    tg.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 3), nn.Residual(Gate())).double()
+    with pytest.raises(tg.GradcheckError, match=r"Planted in module 1\.f, called at"):
+        tg.gradcheck(module, tg.randn(2, 2, 3, dtype=tg.float64, requires_grad=True), mode="fast")
+    assert not module._forward_hooks and not module[0]._forward_pre_hooks

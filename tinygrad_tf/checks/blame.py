@@ -26,8 +26,8 @@ class Blame:
 
 def blame(problem: Problem, finding: Finding, tolerance: Tolerance) -> Blame:
     """Walk the recorded graph from the inputs on, and check each operation that a gradient of the faulty leaf comes through."""
-    watch = Watch()
-    with modes.enable_grad():
+    watch = Watch(problem.fn)
+    with modes.enable_grad(), watch.follow():
         engine = Engine(problem, watch)
     leaf = problem.leaves[finding.leaf].tensor
     on_the_way = graph._leading_nodes([engine.outs[k] for k in engine.live], {graph._key(leaf)})

@@ -28,7 +28,8 @@ def _named(axes: tuple[str, ...], shape: tuple[int, ...], flat: int) -> str:
 
 def _called(step: Step) -> str:
     text = source(step.line)
-    return f"{step.name}, called at {step.line}" + (f"\n                 {text}" if text else "")
+    inside = f" in module {step.module}" if step.module else ""
+    return f"{step.name}{inside}, called at {step.line}" + (f"\n                 {text}" if text else "")
 
 
 def behaviour(errors: list[tuple[float, float]], analytic: float, kind: str) -> str:
@@ -119,10 +120,10 @@ def failure(
             own += f" at {local.block.label}{_index(local.block.in_shape, local.column)}"
             rule = found.step.rule(found.argument)
             own += f"; the rule: {rule}" if rule else ""
-            rest = f"; {_count(found.position)} before it right" if found.position else ""
+            rest = f"; {_right(found.position, 'before it')}" if found.position else ""
             lines.append(f"                 {own}{rest}")
     elif finding.kind == "wrong" and found.checked:
-        lines.append(f"  operation      none: {_count(found.checked)} on the way right by itself")
+        lines.append(f"  operation      none: {_right(found.checked, 'on the way')} by itself")
         if not found.cut:
             lines.append("                 so something between them changes the gradient: a hook? the engine?")
         for cut, word in found.cut[:3]:
@@ -140,8 +141,8 @@ def failure(
     )
 
 
-def _count(n: int) -> str:
-    return "the one operation is" if n == 1 else f"each of the {n} operations is"
+def _right(n: int, where: str) -> str:
+    return f"the one operation {where} is right" if n == 1 else f"each of the {n} operations {where} is right"
 
 
 def _listed(labels: tuple[str, ...]) -> str:
