@@ -272,7 +272,7 @@ def picture(path: Path, before: list[Reading], after: list[Reading], paths: Any)
     floor = 1e-20
     for axes, readings, what, title in (
         (a, before, "gradient", "Does the gradient reach the input?  Before training"),
-        (b, after, "gradient", "The same networks after training: what had no gradient did not learn"),
+        (b, after, "gradient", "After training: what has no gradient has not learned"),
         (c, before, "scale", "What it costs: the size of the stream, before training"),
     ):
         for kind, color in COLORS.items():

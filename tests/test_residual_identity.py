@@ -227,19 +227,29 @@ def example() -> Any:
     return module
 
 
-def test_what_was_expected_of_depth_comes(example: Any) -> None:
+@pytest.fixture(scope="module")
+def readings(example: Any) -> Any:
+    return example.sweep((1, 12), steps=12)
+
+
+def test_what_was_expected_of_depth_comes(example: Any, readings: Any) -> None:
     """The thresholds of the example, at 12 blocks."""
-    before, after = example.sweep((1, 12), steps=12)
+    before, after = readings
     for what, low, value, high, holds in example.verdicts(before, after):
         assert holds, f"{what}: {value:.3g}, expected {low:.3g} to {high:.3g}"
 
 
-def test_thresholds_are_not_idle(example: Any) -> None:
+def test_thresholds_are_not_idle(example: Any, readings: Any) -> None:
     """A plain network measured as if it were a residual one, and the other way round, would fail."""
-    plain, residual = example.sweep((12,), steps=0)[0][:2]
+    plain, residual = (next(r for r in readings[0] if (r.kind, r.depth) == (k, 12)) for k in ("plain", "residual"))
     low, high = example.THRESHOLDS["residual"](12)
     assert not low <= plain.gradient <= high
     assert residual.gradient > example.THRESHOLDS["plain"](12)[1]
+
+
+def test_the_picture_is_drawn(example: Any, readings: Any, tmp_path: Path) -> None:
+    example.picture(tmp_path / "all.png", *readings, example.trained_gpt(steps=1)[1])
+    assert (tmp_path / "all.png").stat().st_size > 20000
 
 
 def test_a_residual_does_not_guarantee_that_information_survives(example: Any) -> None:

@@ -324,3 +324,69 @@ def test_a_tiny_loss_with_a_wrong_gradient_is_found() -> None:
     bad = operation(lambda x: x**2, lambda g, x: g * x)
     with pytest.raises(tg.GradcheckError):
         tg.gradcheck(lambda x: 1e-7 * bad(x).sum(), inputs([(3,)]))
+
+
+def test_a_forgotten_output_is_named() -> None:
+    class Two(tg.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x.sin(), x.cos()
+
+        @staticmethod
+        def backward(ctx: Any, a: Any, b: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return a * x.cos()
+
+    def product(x: Any) -> Any:
+        a, b = Two.apply(x)
+        return a * b + b
+
+    with pytest.raises(tg.GradcheckError, match="zero gradient: .* output 1 does change with x") as caught:
+        tg.gradcheck(product, inputs([(3,)]))
+    assert caught.value.operation == "Two"
+
+
+def test_a_wrong_rule_of_the_package_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinygrad_tf.ops import elementwise
+
+    (_, names), *_ = elementwise.tanh.rules
+    monkeypatch.setattr(elementwise.tanh, "rules", [(lambda g, out: g * (1.0 - out), names)])
+    with pytest.raises(tg.GradcheckError) as caught:
+        tg.gradcheck(lambda x: (tg.tanh(x * 2) * x).sum(), inputs([(3,)]))
+    assert caught.value.operation == "tanh"
+
+
+def test_an_engine_that_assigns_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operation is right, and one of two uses is overwritten."""
+    from tinygrad_tf import graph
+
+    def assign(self: Any, value: Any, own: bool) -> None:
+        self.value, self.own = value, own
+
+    monkeypatch.setattr(graph._Pending, "add", assign)
+    with pytest.raises(tg.GradcheckError) as caught:
+        tg.gradcheck(lambda x: tg.exp(x) * x, inputs([(3,)]))
+    assert caught.value.diagnosis == "one of several uses is missing" and caught.value.operation is None
+
+
+def test_a_gradient_that_is_not_finite_is_found() -> None:
+    with pytest.raises(tg.GradcheckError) as caught:
+        tg.gradcheck(lambda x: tg.sqrt(x * 0) + x, inputs([(3,)]))
+    assert caught.value.diagnosis == "not finite" and caught.value.operation == "sqrt"
+
+
+def test_a_fault_in_very_many_elements_is_explained_by_a_sample() -> None:
+    bad = operation(lambda x: x**3, lambda g, x: g * x * x)
+    for function in (lambda x: bad(x).sum(), bad):
+        with pytest.raises(tg.GradcheckError, match="random sample") as caught:
+            tg.gradcheck(function, inputs([(5000,)]), mode="fast")
+        assert caught.value.operation == "Planted" and caught.value.diagnosis == "constant factor"
+
+
+def test_the_layer_is_named() -> None:
+    tg.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 3), nn.Residual(Gate())).double()
+    with pytest.raises(tg.GradcheckError, match=r"Planted in module 1\.f, called at"):
+        tg.gradcheck(module, tg.randn(2, 2, 3, dtype=tg.float64, requires_grad=True), mode="fast")
+    assert not module._forward_hooks and not module[0]._forward_pre_hooks

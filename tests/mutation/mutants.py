@@ -223,30 +223,23 @@ def caught(mutant: Mutant, folder: Path, timeout: float) -> str | None:
     }
     if room == "kernels":
         environment["TINYGRAD_TF_CACHE_DIR"] = str(folder / "cache")
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "--no-header",
-        "--tb=no",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
+    options = "-x -q --no-header --tb=no -p no:cacheprovider".split()
+    command = [sys.executable, "-P", "-m", "pytest", *options, *tests]
+    word = mutant.rule.partition(".")[0].strip("_")
     try:
-        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+        for selection in (["-k", word], []):  # the tests that name the operation first
+            result = subprocess.run(
+                command + selection, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout
+            )
+            if result.returncode not in (0, 5):  # 5: none has that name
+                failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+                return failed[0].split(" - ")[0] if failed else f"(exit code {result.returncode})"
+        return None
     except subprocess.TimeoutExpired:
         return "(no answer in time)"
     finally:
         file.write_bytes(original)
         shutil.rmtree(folder / "cache", ignore_errors=True)
-    if result.returncode == 0:
-        return None
-    failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].split(" - ")[0] if failed else f"(exit code {result.returncode})"
 
 
 def main() -> None:

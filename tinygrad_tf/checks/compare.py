@@ -306,8 +306,9 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
 
     def blocks(k: int) -> list[Block]:
         part = parts[k]
+        word = "the output" if len(shapes) == 1 else f"output {k}"
         found = [
-            Block(leaf.label, shapes[k], leaf.shape, analytic[i][part], numeric[i][part], missing=not reached[i])
+            Block(leaf.label, shapes[k], leaf.shape, analytic[i][part], numeric[i][part], word, not reached[i])
             for i, leaf in enumerate(problem.leaves)
         ]
         for i, block in enumerate(found):
@@ -373,7 +374,7 @@ def _uses(engine: Engine, i: int, part: slice) -> Any:
 
 def check(problem: Problem, tolerance: Tolerance, mode: str) -> tuple[Finding, Engine] | None:
     """The whole check of one problem: None if it passes. Raises GradcheckError where there is nothing to compare."""
-    with modes.enable_grad():
+    with modes.enable_grad(), np.errstate(all="ignore"):
         engine = start(problem)
         if mode == "fast" and projections_agree(problem, engine, tolerance):
             return None

@@ -23,6 +23,7 @@ class Block:
     in_shape: tuple[int, ...]
     analytic: Array
     numeric: Array
+    output: str = "the output"
     missing: bool = False  # backward gave None
     siblings: list[Block] = field(default_factory=list)  # the same output by the other inputs
     vjp: Callable[[Array], Array] | None = None  # backward on a cotangent of one's own
@@ -58,7 +59,7 @@ def _nonzero(j: Array) -> Array:
 def zero_gradient(b: Block) -> str | None:
     if b.numeric.any() and not b.analytic.any():
         how = "backward gave None" if b.missing else "every element is 0"
-        return f"zero gradient: {how}, but the output does change with {b.label}"
+        return f"zero gradient: {how}, but {b.output} does change with {b.label}"
     return None
 
 
@@ -148,7 +149,8 @@ def _followed(jacobian: Array, out_shape: Sequence[int], in_shape: Sequence[int]
     rows, columns = np.nonzero(_nonzero(jacobian))
     if not rows.size:
         return set()
-    o, i = np.unravel_index(rows, tuple(out_shape)), np.unravel_index(columns, tuple(in_shape))
+    o = np.unravel_index(rows, tuple(out_shape)) if out_shape else ()
+    i = np.unravel_index(columns, tuple(in_shape)) if in_shape else ()
     return {
         (p, q)
         for p, n in enumerate(out_shape)
@@ -289,8 +291,16 @@ PATTERNS = (
 
 def diagnose(block: Block) -> list[str]:
     """The sentence of the most telling pattern that fits; a constant factor may also be a use that is missing."""
-    if not block.numeric.size or not np.isfinite(block.analytic).all() or not np.isfinite(block.numeric).all():
+    if not block.numeric.size:
         return []
+    if not np.isfinite(block.analytic).all():
+        return ["not finite: backward gives NaN or Inf; 0 times Inf inside it, or a division by 0?"]
+    known = np.isfinite(block.numeric).all(0)
+    if not known.all():  # a sample of very many elements
+        part = Block(
+            block.label, block.out_shape, (int(known.sum()),), block.analytic[:, known], block.numeric[:, known]
+        )
+        return [s for pattern in (zero_gradient, factor) if known.any() and (s := pattern(part)) is not None]
     first = next(((pattern, sentence) for pattern in PATTERNS if (sentence := pattern(block)) is not None), None)
     if first is None:
         return []

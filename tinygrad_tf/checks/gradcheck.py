@@ -62,9 +62,19 @@ def gradcheck(
     Args:
         fn: a function of the inputs, or a Module, whose parameters are then checked too, tied ones once.
         inputs: a Tensor or a sequence; those that require grad are checked, on private copies. They must be float64.
-        eps: the step. atol, rtol: an element passes if |analytic - numeric| <= atol + rtol |numeric|.
-        mode: "full" checks every basis cotangent, "fast" three random ones.
-        raise_exception: raise GradcheckError, which names the worst element; otherwise return False.
+        eps: the step, times the element where that is above 1. An element that disagrees is judged on many steps.
+        atol, rtol: an element passes if |analytic - numeric| <= atol · min(1, largest entry) + rtol · |numeric|.
+        mode: "full" checks every basis cotangent and element; "fast" three random projections in and out, and every
+            element (a sample, of more than 4096) where these disagree, to explain it.
+        raise_exception: raise GradcheckError (default True); otherwise return False.
+
+    Inputs, parameters and buffers are left bit for bit as they were, also after an exception.
+
+    Raises:
+        GradcheckError: the gradient is wrong, or cannot be judged at this point (a kink). Its text names the worst
+            element, shows the error against eps, and says which pattern of fault it is and which operation's rule has
+            it; `diagnosis`, `operation` and `line` have these as attributes.
+        TypeError: an input or parameter is not float64. ValueError: nothing requires grad, or another mode.
 
     >>> import tinygrad_tf as tg
     >>> x = tg.randn(3, dtype=tg.float64, requires_grad=True)

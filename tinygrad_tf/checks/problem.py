@@ -213,6 +213,6 @@ def axis_names(thing: Any, name: str, ndim: int) -> tuple[str, ...]:
             parts = [p.strip() for p in found[1].split(",") if p.strip()]
             if parts and parts[0] in ("...", "…"):
                 parts = [f"axis {i}" for i in range(ndim - len(parts) + 1)] + parts[1:]
-            if len(parts) == ndim and all(re.fullmatch(r"[\w·' ]+", p) for p in parts):
+            if len(parts) == ndim and all(re.fullmatch(r"[\w·']+|axis \d+", p) for p in parts):
                 return tuple(parts)
     return ()

@@ -28,7 +28,8 @@ def _named(axes: tuple[str, ...], shape: tuple[int, ...], flat: int) -> str:
 
 def _called(step: Step) -> str:
     text = source(step.line)
-    return f"{step.name}, called at {step.line}" + (f"\n                 {text}" if text else "")
+    inside = f" in module {step.module}" if step.module else ""
+    return f"{step.name}{inside}, called at {step.line}" + (f"\n                 {text}" if text else "")
 
 
 def behaviour(errors: list[tuple[float, float]], analytic: float, kind: str) -> str:
@@ -100,8 +101,7 @@ def failure(
     local = found.finding
     sentences = [SIMPLE[finding.kind]] if finding.kind in SIMPLE else []
     if not sentences:
-        sentences = diagnose(local.block) if local is not None else []
-        sentences = sentences or diagnose(block)
+        sentences = diagnose(block if local is None else local.block)  # further on, the pattern is blurred
     if found.cut:
         start = "one of several uses is missing" if block.analytic.any() else "zero gradient"
         sentences = [f"{start}: the graph is cut, see below", *sentences]
@@ -120,10 +120,12 @@ def failure(
             own += f" at {local.block.label}{_index(local.block.in_shape, local.column)}"
             rule = found.step.rule(found.argument)
             own += f"; the rule: {rule}" if rule else ""
-            rest = f"; the {found.position} operations before it are right" if found.position else ""
+            rest = f"; {_right(found.position, 'before it')}" if found.position else ""
             lines.append(f"                 {own}{rest}")
     elif finding.kind == "wrong" and found.checked:
-        lines.append(f"  operation      none: each of the {found.checked} operations on the way is right by itself")
+        lines.append(f"  operation      none: {_right(found.checked, 'on the way')} by itself")
+        if not found.cut:
+            lines.append("                 so something between them changes the gradient: a hook? the engine?")
         for cut, word in found.cut[:3]:
             lines.append(f"                 but {word} of {_called(cut)}")
             lines.append(
@@ -137,6 +139,10 @@ def failure(
         operation=step.name if step else None,
         line=step.line if step else None,
     )
+
+
+def _right(n: int, where: str) -> str:
+    return f"the one operation {where} is right" if n == 1 else f"each of the {n} operations {where} is right"
 
 
 def _listed(labels: tuple[str, ...]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ def _flat(values: Any) -> list[Any]:
 class Step:
     """One operation that ran: how to run it again, on what, its outputs, its node and the user's line."""
 
-    def __init__(self, record: Any):
+    def __init__(self, record: Any, module: str = ""):
+        self.module = module  # the path of the layer that called it, such as blocks.0.attention.f
         op = record.op
         outputs = record.output if isinstance(record.output, (list, tuple)) else [record.output]
         self.name: str = op.name
@@ -47,8 +49,9 @@ class Step:
         self.node = next((o._node for o in outputs if o._node is not None), None)
         self.args = [_keep(a) for a in record.args]
         self.outputs = [np.array(o._data) for o in outputs]
-        self.function: Any = getattr(op, "function", None) if not callable(op) else None  # a user's Function
-        self.call: Callable[..., Any] = op if self.function is None else self.function.apply
+        self.function: Any = None if callable(op) else getattr(op, "function", None)  # a user's Function
+        function: Any = self.function
+        self.call: Callable[..., Any] = op if callable(op) else function.apply
         target = self.function.forward if self.function is not None else op.function
         words = list(inspect.signature(target).parameters)
         self.words = words[1:] if self.function is not None else words
@@ -89,8 +92,31 @@ class Step:
 class Watch(list[Any]):
     """What collects the Records: each is turned into a Step at once, before a later in-place write."""
 
+    def __init__(self, fn: Any = None):
+        super().__init__()
+        self.fn, self.path = fn, [""]
+
     def append(self, record: Any) -> None:
-        super().append(Step(record))
+        super().append(Step(record, self.path[-1]))
+
+    @contextlib.contextmanager
+    def follow(self) -> Iterator[None]:
+        """Inside, note which layer of the module `fn` is running."""
+        handles = []
+        for name, module in self.fn.named_modules() if hasattr(self.fn, "named_modules") else ():
+
+            def enter(*_: Any, name: str = name) -> None:
+                self.path.append(name)
+
+            def leave(*_: Any) -> None:
+                self.path.pop()
+
+            handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def watched(problem: Problem) -> list[Step]:
