@@ -48,10 +48,10 @@ def trained(blocks: int, hops: int, width: int, steps: int, random: np.random.Ge
     model = Chain(blocks, width)
 
     def loss() -> tg.Tensor:
-        pointers, reached = batch(random, 64, hops)
+        pointers, reached = batch(random, 32, hops)
         return F.cross_entropy(model(pointers).reshape(-1, N), tg.tensor(reached.reshape(-1)))
 
-    losses = fit(model.parameters(), loss, steps, lr=3e-3, warmup=steps // 20)
+    losses = fit(model.parameters(), loss, steps, lr=5e-3, warmup=steps // 20)
     pointers, reached = batch(random, 1000, hops)
     with tg.no_grad():
         return accuracy(model(pointers), reached), losses
@@ -60,7 +60,7 @@ def trained(blocks: int, hops: int, width: int, steps: int, random: np.random.Ge
 def run(seed: int, size: Size) -> Result:
     random = np.random.default_rng(seed)
     long, short = size.pick(600, 1000, 3000), size.pick(150, 300, 1000)
-    plan = {(0, 1): short, (0, 2): short, (1, 2): short, (1, 4): long // 2, (2, 4): long}
+    plan = {(0, 1): short, (0, 2): short, (1, 2): short, (1, 4): long // 3, (2, 4): long}
     if size > Size.QUICK:
         plan |= {(2, 2): short, (1, 1): short}
     right = {key: trained(*key, 32, steps, random) for key, steps in plan.items()}
@@ -70,7 +70,7 @@ def run(seed: int, size: Size) -> Result:
         "four_by_one": right[1, 4][0],
         "four_by_two": right[2, 4][0],
         "no_block": right[0, 2][0],
-        "wide": trained(1, 4, 64, long // 2, random)[0],
+        "wide": trained(1, 4, 64, long // 3, random)[0],
     }
     return Result(values, {"right": {k: v[0] for k, v in right.items()}, "curves": {k: v[1] for k, v in right.items()}})
 

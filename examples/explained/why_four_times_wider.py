@@ -63,15 +63,15 @@ def share(random: np.random.Generator, width: int, n: int, relu: bool = True, po
     return found / n
 
 
-def losses(random: np.random.Generator, steps: int) -> list[float]:
-    """The loss of FFNs of each width on one set of 1024 points with random labels (8 kinds), after equal training."""
+def losses(random: np.random.Generator, steps: int, repeats: int) -> list[float]:
+    """The loss of FFNs of each width on one set of 512 points with random labels (8 kinds), after equal training."""
     d_model = 16
-    x = tg.tensor(random.standard_normal((1024, d_model)).astype("f"))
-    labels = tg.tensor(random.integers(0, 8, 1024))
+    x = tg.tensor(random.standard_normal((512, d_model)).astype("f"))
+    labels = tg.tensor(random.integers(0, 8, 512))
     found = []
     for ratio in RATIOS:
         end = []
-        for _ in range(3):
+        for _ in range(repeats):
             model = nn.Sequential(nn.FeedForward(d_model, int(ratio * d_model), "relu"), nn.Linear(d_model, 8))
             curve = fit(model.parameters(), lambda m=model: F.cross_entropy(m(x), labels), steps, lr=1e-2)
             end.append(curve[-1])
@@ -86,7 +86,7 @@ def run(seed: int, size: Size) -> Result:
     above = next(i for i, s in enumerate(curve) if s >= 0.5)
     low, high = curve[above - 1], curve[above]
     half = WIDTHS[above - 1] + (0.5 - low) / (high - low) * (WIDTHS[above] - WIDTHS[above - 1])
-    loss = losses(random, size.pick(150, 300, 1000))
+    loss = losses(random, size.pick(100, 200, 1000), size.pick(1, 2, 4))
     gains = -np.diff(loss)  # of the doublings to 1, 2, 4, 8
     values = {
         "plain": share(random, 0, n),
