@@ -69,7 +69,7 @@ def run(seed: int, size: Size) -> Result:
     random = np.random.default_rng(seed)
     model = Model()
 
-    def loss() -> tg.Tensor:
+    def loss() -> Any:
         ids, places, sense = sentences(random, 64)
         parts = 2 * sense + random.integers(0, 2, 64)
         return F.cross_entropy(model.read(model.stages(ids, places)[2]), tg.tensor(parts))
@@ -109,8 +109,9 @@ def draw(figure: Any, results: list[Result]) -> None:
     panels = figure.subplots(1, 4)
     data = results[0].data
     for axes, points, title in zip(panels, data["planes"], STAGES, strict=False):
-        for sense, colour, label in ((0, "tab:blue", "company"), (1, "tab:red", "fruit")):
-            axes.plot(*points[data["sense"] == sense].T, ".", color=colour, ms=5, label=label)
+        company, fruit = (points[data["sense"] == s].T for s in (0, 1))
+        axes.plot(*company, "o", color="tab:blue", mfc="none", ms=9, mew=1.5, label="company")
+        axes.plot(*fruit, ".", color="tab:red", ms=6, label="fruit")
         axes.set(title=title, xticks=[], yticks=[], xlabel="first principal axis")
     panels[0].set_ylabel("second principal axis")
     panels[0].legend(fontsize=10)

@@ -38,7 +38,7 @@ def trained(activation: str, random: np.random.Generator, steps: int, product: b
     """The loss on y = x1·x2 (or (x1 + x2)/√2) after training, and the learned surface."""
     model = nn.Sequential(nn.Linear(2, D), nn.FeedForward(D, 32, activation), nn.Linear(D, 1))
 
-    def loss(n: int = 64) -> tg.Tensor:
+    def loss(n: int = 64) -> Any:
         x = random.standard_normal((n, 2)).astype("f")
         y = x[:, :1] * x[:, 1:] if product else (x[:, :1] + x[:, 1:]) / 2**0.5
         return ((model(tg.tensor(x)) - tg.tensor(y)) ** 2).mean()

@@ -266,7 +266,7 @@ def gap(a: Any, b: Any) -> float:
 
 def fit(
     parameters: Iterable[tg.Tensor],
-    loss: Callable[[], tg.Tensor],
+    loss: Callable[[], Any],
     steps: int,
     lr: float = 3e-3,
     warmup: int = 0,

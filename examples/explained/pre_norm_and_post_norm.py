@@ -36,14 +36,14 @@ class Model(nn.Module):
         self.norm = nn.LayerNorm(D) if placement == "pre" and final_norm else None
         self.head = nn.Linear(D, VOCAB)
 
-    def hidden(self, ids: Any) -> tg.Tensor:
+    def hidden(self, ids: Any) -> Any:
         x = self.tokens(tg.tensor(ids))
         x = x + self.places(x)
         for block in self.blocks:
             x = block(x)
         return x if self.norm is None else self.norm(x)
 
-    def loss(self, ids: Any) -> tg.Tensor:
+    def loss(self, ids: Any) -> Any:
         """Cross-entropy of the token before each."""
         logits = self.head(self.hidden(ids))[:, 1:]
         return F.cross_entropy(logits.reshape(-1, VOCAB), tg.tensor(ids[:, :-1].reshape(-1)))
@@ -70,7 +70,8 @@ def scale(depth: int, final_norm: bool, random: np.random.Generator) -> float:
 
 def formula(placement: str, random: np.random.Generator) -> float:
     block = nn.TransformerBlock(D, 2, causal=True, placement=placement).double()
-    a, f = block.attention, block.feed_forward
+    a: Any = block.attention
+    f: Any = block.feed_forward
     x = normal(random, 2, T, D)
     if placement == "pre":
         y = x + a.f(a.norm(x))

@@ -12,6 +12,7 @@ and for 1024 facts: their ratio at most 1.5.
 Control. With as few points as dimensions plus one (9) every labelling is separable without lifting, at least 0.99: the test can say yes.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,10 +68,14 @@ def losses(random: np.random.Generator, facts: int, steps: int) -> list[float]:
     """The loss of FFNs of each width on some random facts (a vector, one of 8 answers), after equal training."""
     x = tg.tensor(random.standard_normal((facts, D_MODEL)).astype("f"))
     answers = tg.tensor(random.integers(0, ANSWERS, facts))
+
+    def loss(model: Any) -> Any:
+        return F.cross_entropy(model(x), answers)
+
     found = []
     for ratio in RATIOS:
         model = nn.Sequential(nn.FeedForward(D_MODEL, int(ratio * D_MODEL), "relu"), nn.Linear(D_MODEL, ANSWERS))
-        curve = fit(model.parameters(), lambda m=model: F.cross_entropy(m(x), answers), steps, lr=1e-2)
+        curve = fit(model.parameters(), partial(loss, model), steps, lr=1e-2)
         found.append(curve[-1])
     return found
 
