@@ -88,7 +88,7 @@ def needed(loss: list[float]) -> float:
 
 def run(seed: int, size: Size) -> Result:
     random = np.random.default_rng(seed)
-    n = size.pick(40, 150, 500)
+    n = size.pick(30, 100, 500)
     curve = [share(random, w, n) for w in WIDTHS]
     above = next(i for i, s in enumerate(curve) if s >= 0.5)
     low, high = curve[above - 1], curve[above]
