@@ -38,7 +38,7 @@ def trained(activation: str, random: np.random.Generator, steps: int, product: b
     """The loss on y = x1·x2 (or (x1 + x2)/√2) after training, and the learned surface."""
     model = nn.Sequential(nn.Linear(2, D), nn.FeedForward(D, 32, activation), nn.Linear(D, 1))
 
-    def loss(n: int = 128) -> tg.Tensor:
+    def loss(n: int = 64) -> Any:
         x = random.standard_normal((n, 2)).astype("f")
         y = x[:, :1] * x[:, 1:] if product else (x[:, :1] + x[:, 1:]) / 2**0.5
         return ((model(tg.tensor(x)) - tg.tensor(y)) ** 2).mean()
@@ -58,7 +58,7 @@ def seen(layer: Any, random: np.random.Generator) -> float:
 
 def run(seed: int, size: Size) -> Result:
     random = np.random.default_rng(seed)
-    steps = size.pick(200, 600, 3000)
+    steps = size.pick(150, 600, 3000)
     x, w1, w2 = normal(random, 5, D), normal(random, D, 4 * D), normal(random, 4 * D, D)
     ffns = {a: nn.FeedForward(D, activation=a).double() for a in ("identity", *ACTIVATIONS)}
     values = {"product": gap((x @ w1) @ w2, x @ (w1 @ w2)), "affine": unexplained(ffns["identity"], random)}

@@ -266,17 +266,21 @@ def gap(a: Any, b: Any) -> float:
 
 def fit(
     parameters: Iterable[tg.Tensor],
-    loss: Callable[[], tg.Tensor],
+    loss: Callable[[], Any],
     steps: int,
     lr: float = 3e-3,
     warmup: int = 0,
     clip: float = 1.0,
+    until: float | None = None,
 ) -> list[float]:
-    """Adam for some steps, the rate falling as a cosine; the losses before each step."""
+    """Adam for some steps, the rate falling as a cosine; the losses before each step.
+
+    With `until` the rate stays, and training ends early once the mean of the last 20 losses is below it.
+    """
     chosen = list(parameters)
     optimizer = optim.AdamW(chosen, lr=lr, weight_decay=0.0)
-    schedule = optim.cosine(lr, steps, warmup=warmup, min_lr=0.05 * lr)
-    losses = []
+    schedule = optim.cosine(lr, steps, warmup=warmup, min_lr=0.05 * lr if until is None else lr)
+    losses: list[float] = []
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = schedule(step)
         value = loss()
@@ -285,6 +289,8 @@ def fit(
         optim.clip_grad_norm_(chosen, clip)
         optimizer.step()
         losses.append(value.item())
+        if until is not None and step > 20 and np.mean(losses[-20:]) < until:
+            break
     return losses
 
 

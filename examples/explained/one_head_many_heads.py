@@ -82,7 +82,7 @@ def trained(heads: int, seed: int, steps: int, relations: int = 2, exchange: boo
     before = looks()[1]
 
     def loss() -> tg.Tensor:
-        inputs, _, targets = batch(random, 64)
+        inputs, _, targets = batch(random, 32)
         logits = model(*inputs)
         return sum((F.cross_entropy(logits[r], tg.tensor(targets[:, r])) for r in range(relations)), tg.tensor(0.0))
 
@@ -102,7 +102,7 @@ def sum_of_heads(random: np.random.Generator) -> float:
 
 
 def run(seed: int, size: Size) -> Result:
-    steps = size.pick(300, 500, 3000)
+    steps = size.pick(200, 500, 3000)
     one, one_share, _ = trained(1, seed, steps)
     two, share, before = trained(2, seed, steps)
     _, exchanged, _ = trained(2, seed, steps, exchange=True)

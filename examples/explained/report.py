@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 from pathlib import Path
+from typing import Any
 
 from .frame import Report, mean_and_spread, number
 
@@ -35,7 +36,7 @@ def draw(report: Report, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    settings = {
+    settings: Any = {
         "font.size": 12,
         "axes.spines.top": False,
         "axes.spines.right": False,

@@ -61,7 +61,7 @@ def draw(figure: Any, results: list[Result]) -> None:
     left, middle, right = figure.subplots(1, 3)
     for i, r in enumerate(results):
         for name, colour, label in (("raw", "tab:red", "q·k"), ("scaled", "tab:blue", "q·k / √d_k")):
-            label = label if i == 0 else None
+            label = label if i == 0 else ""
             left.loglog(WIDTHS, r.data[f"{name}_var"], "o-", color=colour, label=label)
             peaks, medians, means = zip(*r.data[name], strict=True)
             middle.semilogx(WIDTHS, peaks, "o-", color=colour)

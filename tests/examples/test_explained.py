@@ -15,7 +15,9 @@ from examples.explained.frame import Check, Experiment, Result, Size, experiment
 
 KNOWN = experiments()
 NOT_MET = {  # what does not hold as stated; all else does
-    "scaling": {"mean"},
+    "pre_norm_and_post_norm": {"post_gradient"},  # the gradient does not shrink, and yet post-norm does not train
+    "scaling": {"mean"},  # a few rows keep their gradient
+    "why_four_times_wider": {"factors"},  # the width that is needed grows with the facts
 }
 
 
@@ -31,12 +33,9 @@ def test_the_docstring_states_every_threshold(name):
     text = " ".join(experiment.paragraphs)
     assert all(re.search(rf"(^| ){word}\. ", text) for word in ("Claim", "Expected", "Control"))
     assert re.search("[\u4e00-\u9fff]", experiment.text), "the Chinese terms"
-    for check in experiment.checks:
-        for limit in {check.at_least, check.at_most} - {None}:
-            words = {0: "0|none", 1: "1|refuses", 2: "2|two"}.get(limit, re.escape(f"{limit:g}"))
-            assert re.search(rf"(?<![\d.])({words})(?![\d]|\.\d)", text), (
-                f"{check.key}: {limit:g} is not in the docstring"
-            )
+    numbers = {float(n) for n in re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text)}
+    limits = {limit for c in experiment.checks for limit in (c.at_least, c.at_most) if limit is not None}
+    assert limits <= numbers, f"not in the docstring: {limits - numbers}"
 
 
 def example(values, checks):
