@@ -126,6 +126,10 @@ def of_operators(source: Source, node: ast.AST, rule: str) -> Iterator[Mutant]:
 def rules(source: Source) -> Iterator[tuple[str, ast.expr]]:
     """The gradient rules of the primitives in a file: (operation.input, expression)."""
     for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name):
+            for argument in node.value.args:  # a line of a table: name = _unary(function, name, text, rule)
+                if isinstance(argument, ast.Lambda) and source.text(node.value.func) == "_unary":
+                    yield f"{node.targets[0].id}.x", argument.body
         if not isinstance(node, ast.FunctionDef):
             continue
         for decorator in node.decorator_list:

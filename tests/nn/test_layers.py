@@ -230,3 +230,16 @@ def test_init_statistics() -> None:
     assert abs(nn.init.xavier_uniform_(w).numpy().max() - math.sqrt(6 / 300)) < 1e-3
     assert abs(nn.init.kaiming_normal_(w).numpy().std() - math.sqrt(2 / 100)) < 2e-3
     assert np.abs(nn.init.trunc_normal_(w, std=1.0).numpy()).max() <= 2
+
+
+def test_cross_attention_of_a_fresh_layer_and_after_writing_into_a_named_view() -> None:
+    """The named weights are views: writing into them before a forward is no fault, also in float32 and with parts."""
+    tg.manual_seed(0)
+    mha = nn.MultiHeadAttention(8, 2)
+    query, memory = tg.randn(2, 3, 8), tg.randn(2, 5, 8)
+    with tg.no_grad():
+        mha.W_V.detach().copy_(tg.ones(8, 8))
+    y = mha(query, memory)
+    y.sum().backward()
+    assert y.shape == (2, 3, 8) and mha.in_proj.weight.grad is not None
+    assert np.array_equal(mha.W_V.T.detach().numpy(), np.ones((8, 8), np.float32))

@@ -196,8 +196,10 @@ class Primitive(_Callable):
                     profile.recorded(node)
         results = graph.finish(self, node, values, outs)
         if self.view and np.may_share_memory(out, first._data):
+            storage = first._storage
+            history = first._node is not None or storage.in_graph  # else a write before this view is no fault
             for result in results:
-                result._storage, result._version = first._storage, first._version
+                result._storage, result._version = storage, first._version if history else storage.version
         if node is not None and "out" in node.saved:
             node.saved["out"].watch(results[0])
         return tuple(results) if self.several else results[0]
