@@ -36,6 +36,7 @@ from .creation import (
 from .function import Function, checkpoint
 from .graph import grad
 from .kernels.runtime import get_num_threads, set_num_threads
+from .memory import keep_freed_memory as _keep_freed_memory
 from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference
 from .ops.table import FUNCTIONS as _FUNCTIONS
 from .ops.table import METHODS as _METHODS
@@ -43,6 +44,7 @@ from .profiling import Profile, profile
 from .rng import get_rng_state, manual_seed, set_rng_state
 from .tensor import Tensor
 
+_keep_freed_memory()
 float32, float64 = _np.dtype(_np.float32), _np.dtype(_np.float64)
 int64, bool = _np.dtype(_np.int64), _np.dtype(_np.bool_)
 globals().update(_METHODS | _FUNCTIONS)
