@@ -77,7 +77,7 @@ def test_bc37_evaluation_and_global_generators_do_not_disturb_training() -> None
 
 
 def test_bc37_another_stream_s_state_is_refused() -> None:
-    """BC-37: another stream s state is refused."""
+    """BC-37: another stream's state is refused."""
     state = Batches(np.arange(100), 8, 3, seed=0).state_dict()
     for other in (Batches(np.arange(100), 8, 4), Batches(np.arange(100), 9, 3), Batches(np.arange(101), 8, 3)):
         with pytest.raises(ValueError, match="the saved stream has"):
