@@ -79,10 +79,10 @@ def _tile_product(columns):
             for row in sums:
                 for place in row:
                     builder.store(zero, place)
-            pa, pb = _pointer(builder, vector, a_), _pointer(builder, vector, b_)
+            pa, b_start = _pointer(builder, vector, a_), _pointer(builder, vector, b_)
             with cgutils.for_range(builder, depth_, intp=integer) as loop:
                 k = loop.index
-                pb = builder.gep(_pointer(builder, vector, b_), [builder.mul(k, b_step_)])
+                pb = builder.gep(b_start, [builder.mul(k, b_step_)])
                 b_parts = [_load(builder, builder.gep(pb, [integer(lanes * s)]), vector) for s in range(columns)]
                 for r in range(MR):
                     at = builder.gep(pa, [builder.add(builder.mul(k, integer(MR)), integer(r))])
