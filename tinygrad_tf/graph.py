@@ -38,14 +38,14 @@ class TensorBase:
 
     __slots__ = ("_data", "_requires_grad", "grad", "_node", "_index", "_storage", "_version", "_hooks", "__weakref__")
 
-    def __init__(self, data: Array, requires_grad: bool = False):
+    def __init__(self, data: Array, requires_grad: bool = False, storage: Storage | None = None):
         self._data = data
         self._requires_grad = requires_grad
         self.grad: Any = None
         self._node: Node | None = None
         self._index = 0
-        self._storage = Storage()
-        self._version = 0
+        self._storage = Storage() if storage is None else storage
+        self._version = self._storage.version
         self._hooks: dict[int, Callable[[Any], Any]] | None = None
 
     def _bump(self) -> None:
@@ -87,7 +87,7 @@ def at_edge(data: Array, edge: Edge) -> Any:
 
 
 class Saved:
-    """A buffer kept for backward, with the version it had."""
+    """A buffer kept for backward, with the version it had: itself, or how to get it again (`unpack`)."""
 
     __slots__ = ("data", "storage", "version", "edge", "unpack")
 
@@ -95,13 +95,17 @@ class Saved:
         self.data: Any
         self.storage: Storage | None
         self.edge: Any
-        if isinstance(tensor, TensorBase):
-            self.data, self.storage, self.edge = tensor._data, tensor._storage, tensor._edge()
-            self.version = tensor._storage.version
-        else:
-            self.data, self.storage, self.edge, self.version = tensor, None, edge, 0
         self.unpack: Callable[[], Array] | None = None
         packer = _packer.get()
+        if isinstance(tensor, TensorBase):
+            node = tensor._node
+            self.data, self.storage = tensor._data, tensor._storage
+            self.version = tensor._storage.version
+            self.edge = (tensor if node is None else (node, tensor._index)) if tensor._requires_grad else None
+            if node is not None and node.op.cheap and packer is None and tensor._data.nbytes >= WORTH_COMPUTING_AGAIN:
+                self.data, self.unpack = None, node.again
+        else:
+            self.data, self.storage, self.edge, self.version = tensor, None, edge, 0
         if packer is not None:
             self.unpack = packer(self.data)
             if self.unpack is not None:
@@ -130,6 +134,10 @@ class Saved:
 # -- nodes and operations ----------------------------------------------------------------------------------------------
 
 _counter = itertools.count()
+_NOT_RECORDED = "(unknown line: run the forward inside tg.detect_anomaly() too)"
+
+#: A result of this many bytes that is cheap to compute is not kept for those who need it in backward.
+WORTH_COMPUTING_AGAIN = 4 << 20
 
 
 class Node:
@@ -146,10 +154,14 @@ class Node:
         self.static: Any = None
         self.number = next(_counter)
         self.hooks: dict[int, dict[int, Callable[[Any], Any]]] | None = None
-        self.line = user_line() if _anomaly.get() else "(unknown line: run the forward inside tg.detect_anomaly() too)"
+        self.line = user_line() if _anomaly.get() else _NOT_RECORDED
 
     def __repr__(self) -> str:
         return f"<{self.op.name}>"
+
+    def again(self) -> Array:
+        """The result, computed again from what was saved."""
+        return self.op.again(self)
 
 
 class Op:
@@ -157,8 +169,13 @@ class Op:
 
     name = "op"
     owns_gradients = True  # False when a gradient may be somebody else's buffer (a user's Function)
+    cheap = False  # True when the result is sooner computed `again` in backward than kept until then
 
     def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def again(self, node: Node) -> Array:
+        """The result of the forward, from what the node saved; asked for only of what is `cheap`."""
         raise NotImplementedError
 
 
@@ -175,11 +192,13 @@ def check_inputs(name: str, tensors: Sequence[TensorBase | None]) -> None:
             )
 
 
-def finish(op: Op, node: Node | None, args: Sequence[Any], outputs: Sequence[Array]) -> list[Any]:
-    """Wrap an operation's results as Tensors, and show them to whoever is watching."""
+def finish(
+    op: Op, node: Node | None, args: Sequence[Any], outputs: Sequence[Array], storage: Storage | None = None
+) -> list[Any]:
+    """Wrap an operation's results as Tensors (views: of this storage), and show them to whoever is watching."""
     results = []
     for index, data in enumerate(outputs):
-        tensor = _wrap(data)
+        tensor = _wrap(data, False, storage)
         if node is not None and data.dtype.kind == "f":
             tensor._requires_grad, tensor._node, tensor._index = True, node, index
         results.append(tensor)
@@ -235,9 +254,9 @@ class _Pending:
 
     __slots__ = ("value", "own")
 
-    def __init__(self) -> None:
-        self.value: Any = None
-        self.own = False
+    def __init__(self, value: Any = None, own: bool = False) -> None:
+        self.value = value
+        self.own = own
 
     def add(self, value: Any, own: bool) -> None:
         if self.value is None:
@@ -305,13 +324,18 @@ def run_backward(
                 return
             slots = pending.get(node)
             if slots is None:
-                slots = pending[node] = [_Pending() for _ in node.outputs]
                 heapq.heappush(heap, (-node.number, node))
+                if len(node.outputs) == 1:
+                    pending[node] = [_Pending(value, own)]
+                    return
+                slots = pending[node] = [_Pending() for _ in node.outputs]
             slots[index].add(value, own)
         elif edge is not None and (inputs is None or id(edge) in targets):
-            if id(edge) not in leaves:
-                leaves[id(edge)] = edge, _Pending()
-            leaves[id(edge)][1].add(value, own)
+            found = leaves.get(id(edge))
+            if found is None:
+                leaves[id(edge)] = edge, _Pending(value, own)
+            else:
+                found[1].add(value, own)
 
     def wanted(edge: Edge) -> bool:
         if isinstance(edge, tuple):
@@ -363,6 +387,9 @@ def run_backward(
 def _fit(node: Node, result: Any, meta: Any, grads: list[Any]) -> tuple[Any, bool]:
     """A rule's result in its input's shape and dtype, and whether its buffer is nobody else's."""
     shape, dtype = meta
+    if type(result) is np.ndarray and result.shape == shape and result.dtype is dtype:
+        own = result.base is None and node.op.owns_gradients and result.flags.writeable
+        return result, own and result is not grads[0] and (len(grads) == 1 or not any([result is g for g in grads]))
     fitted = result if result.shape == shape else sum_to(result, shape)
     if isinstance(fitted, TensorBase):
         return (fitted if fitted._data.dtype == dtype else fitted.to(dtype)), False  # type: ignore[attr-defined]
@@ -386,7 +413,7 @@ def _accumulate(leaf: TensorBase, value: Any, own: bool) -> None:
         if leaf.grad is value and value._node is None:
             leaf.grad = _wrap(value._data.copy(), value._requires_grad)
     elif leaf.grad is None:
-        leaf.grad = _wrap(np.ascontiguousarray(value).reshape(value.shape) if own else np.array(value, order="C"))
+        leaf.grad = _wrap(value if own and value.flags.c_contiguous else np.array(value, order="C"))
     elif leaf.grad._requires_grad or not leaf.grad._data.flags.writeable:
         leaf.grad = _wrap(np.asarray(leaf.grad._data + value))
     else:

@@ -17,7 +17,8 @@ from .shape import narrow
 @fused(
     "x",
     forward=lambda x, approximate: (kernels.gelu(x, approximate == "tanh"), ()),
-    backward=lambda g, needs, y, saved, x, approximate: [kernels.gelu_backward(g, x, approximate == "tanh")],
+    backward=lambda g, needs, x, approximate: [kernels.gelu_backward(g, x, approximate == "tanh")],
+    cheap=True,
 )
 def _gelu(x: Any, approximate: str = "none") -> Any:
     if approximate == "none":
@@ -43,7 +44,8 @@ def gelu(x: Any, approximate: str = "none") -> Any:
 @fused(
     "x",
     forward=lambda x: (kernels.silu(x), ()),
-    backward=lambda g, needs, y, saved, x: [kernels.silu_backward(g, x)],
+    backward=lambda g, needs, x: [kernels.silu_backward(g, x)],
+    cheap=True,
 )
 def silu(x: Any) -> Any:
     """x * sigmoid(x).

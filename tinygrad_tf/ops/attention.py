@@ -29,8 +29,12 @@ def _forward(q: Any, k: Any, v: Any, *options: Any) -> Any:
     return out, (lse,)
 
 
-def _backward(g: Any, needs: Any, out: Any, saved: Any, q: Any, k: Any, v: Any, *options: Any) -> Any:
-    return kernels.attention_backward(g, q, k, v, out, saved[0], **_options(*options))
+def _backward(
+    g: Any, needs: Any, out: Any, saved: Any, q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any, slopes: Any,
+    dropout_p: float, key: int, call: int,
+) -> Any:  # fmt: skip
+    options = _options(scale, causal, mask, slopes, dropout_p, key, call)
+    return kernels.attention_backward(g, q, k, v, out, saved[0], **options)
 
 
 @fused("q", "k", "v", forward=_forward, backward=_backward)
@@ -159,7 +163,7 @@ def _four_axes(x: Any) -> Any:
 @fused(
     "x",
     forward=lambda x, cos, sin: (rotary_kernels.rotary(x, cos, sin), ()),
-    backward=lambda g, needs, y, saved, x, cos, sin: [rotary_kernels.rotary(g, cos, sin, inverse=True)],
+    backward=lambda g, needs, cos, sin: [rotary_kernels.rotary(g, cos, sin, inverse=True)],
 )
 def rotary(x: Any, cos: Any, sin: Any) -> Any:
     """Rotate each pair (x_i, x_(i + d/2)) of a head by its position's angle: x (B, H, T, d), cos and sin (T, d/2).

@@ -14,7 +14,7 @@ from .primitive import fused
 @fused(
     "x",
     forward=lambda x, p, key, call: (kernels.dropout(x, p, key, call), ()),
-    backward=lambda g, needs, y, saved, x, p, key, call: [kernels.dropout(g, p, key, call)],
+    backward=lambda g, needs, p, key, call: [kernels.dropout(g, p, key, call)],
 )
 def _dropout(x: Any, p: float, key: int, call: int) -> Any:
     return x * kernels.dropout_mask(x.shape, p, key, call, x.dtype)

@@ -12,8 +12,9 @@ from .indexing import getitem
 from .primitive import fused
 
 
-def _backward(g: Any, needs: Any, y: Any, saved: Any, ids: Any, weight: Any, padding_idx: int | None) -> Any:
-    dweight = kernels.scatter_add_rows(g.reshape(-1, weight.shape[1]), ids.reshape(-1), weight.shape[0])
+def _backward(g: Any, needs: Any, ids: Any, weight_shape: Any, padding_idx: int | None) -> Any:
+    rows, width = weight_shape
+    dweight = kernels.scatter_add_rows(g.reshape(-1, width), ids.reshape(-1), rows)
     if padding_idx is not None:
         dweight[padding_idx] = 0
     return [dweight]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,20 @@ from .products import _product, matmul
 
 def _forward(x: Any, weight: Any, bias: Any) -> Any:
     # x: (..., in), weight: (out, in), bias: (out,)
-    rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    shape = (*x.shape[:-1], len(weight))
     if config.matmul == "numba":
-        out = gemm.matmul(rows, weight.T, bias=bias)
+        out = np.empty(shape, x.dtype)
+        gemm.matmul(rows, weight.T, out.reshape(len(rows), len(weight)), bias=bias)
     else:
-        out = rows @ weight.T if bias is None else rows @ weight.T + bias
-    return out.reshape(*x.shape[:-1], weight.shape[0]), ()
+        out = (rows @ weight.T if bias is None else rows @ weight.T + bias).reshape(shape)
+    return out, ()
 
 
-def _backward(g: Any, needs: Any, y: Any, saved: Any, x: Any, weight: Any, bias: Any) -> Any:
-    n = int(np.prod(x.shape[:-1]))
+def _backward(g: Any, needs: Any, x: Any, weight: Any) -> Any:
+    n = math.prod(x.shape[:-1])
     rows, g_rows = x.reshape(n, x.shape[-1]), g.reshape(n, g.shape[-1])
-    dx = _product(g_rows, weight).reshape(x.shape) if needs[0] else None
+    dx = _product(g_rows, weight, x.shape) if needs[0] else None
     dweight = _product(g_rows.T, rows) if needs[1] else None
     dbias = _column_sums(g_rows) if needs[2] else None
     return dx, dweight, dbias

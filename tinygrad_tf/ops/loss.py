@@ -20,7 +20,7 @@ def _forward(logits: Any, targets: Any, ignore_index: int, label_smoothing: floa
 
 
 def _backward(
-    g: Any, needs: Any, losses: Any, saved: Any, logits: Any, targets: Any, ignore_index: int, label_smoothing: float
+    g: Any, needs: Any, saved: Any, logits: Any, targets: Any, ignore_index: int, label_smoothing: float
 ) -> Any:
     return [kernels.cross_entropy_backward(g, logits, targets, saved[0], ignore_index, label_smoothing)]
 

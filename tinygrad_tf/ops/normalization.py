@@ -14,7 +14,7 @@ from .shape import transpose
 @fused(
     "x",
     forward=lambda x: (kernels.softmax(x), ()),
-    backward=lambda g, needs, y, saved, x: [kernels.softmax_backward(g, y)],
+    backward=lambda g, needs, out, x: [kernels.softmax_backward(g, out)],
 )
 def _softmax(x: Any) -> Any:
     e = exp(x - constant(amax(x, -1, True)))
@@ -24,7 +24,7 @@ def _softmax(x: Any) -> Any:
 @fused(
     "x",
     forward=lambda x: (kernels.log_softmax(x), ()),
-    backward=lambda g, needs, y, saved, x: [kernels.log_softmax_backward(g, y)],
+    backward=lambda g, needs, out, x: [kernels.log_softmax_backward(g, out)],
 )
 def _log_softmax(x: Any) -> Any:
     shifted = x - constant(amax(x, -1, True))
@@ -65,11 +65,11 @@ def _layer_norm_forward(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return y, (mean_, rstd)
 
 
-def _layer_norm_backward(g: Any, needs: Any, y: Any, saved: Any, x: Any, weight: Any, bias: Any, eps: float) -> Any:
+def _layer_norm_backward(g: Any, needs: Any, saved: Any, x: Any, weight: Any) -> Any:
     return kernels.layer_norm_backward(g, x, weight, saved[0], saved[1], needs)
 
 
-@fused("x", "weight", "bias", forward=_layer_norm_forward, backward=_layer_norm_backward)
+@fused("x", "weight", "bias", forward=_layer_norm_forward, backward=_layer_norm_backward, cheap=True)
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last axis, with the biased variance.
 
@@ -90,7 +90,8 @@ def _rms_norm_forward(x: Any, weight: Any, eps: float) -> Any:
     "x",
     "weight",
     forward=_rms_norm_forward,
-    backward=lambda g, needs, y, saved, x, weight, eps: kernels.rms_norm_backward(g, x, weight, saved[0], needs),
+    backward=lambda g, needs, saved, x, weight: kernels.rms_norm_backward(g, x, weight, saved[0], needs),
+    cheap=True,
 )
 def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Any:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis.

@@ -88,7 +88,7 @@ def with_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Callable(Op):
-    """What primitives and fused operations share: a signature, a name, a docstring."""
+    """What primitives and fused operations share: a signature, a name, a docstring, and what is kept for backward."""
 
     def __init__(self, function: Callable[..., Any], inputs: Sequence[str]):
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
@@ -99,6 +99,42 @@ class _Callable(Op):
         self.defaults = [p.default for p in self.signature.parameters.values()]
         self.inputs = tuple(inputs)
         self.positions = tuple(self.parameters.index(i) for i in inputs)
+
+    def _want(self, name: str) -> tuple[str, str, int]:
+        """What a rule names, as (name, what to keep, the place of the argument)."""
+        if name == "out":
+            return name, "out", 0
+        if name.endswith("_shape") and name not in self.parameters:
+            return name, "shape", self.parameters.index(name[: -len("_shape")])
+        return name, "input" if name in self.inputs else "argument", self.parameters.index(name)
+
+    def _keep(
+        self, kept: dict[str, Any], wants: Sequence[tuple[str, str, int]], values: Sequence[Any], out: Any
+    ) -> None:
+        """Add what is wanted: Saved for Tensors and the result, the rest as it is."""
+        for name, what, place in wants:
+            if name in kept:
+                continue
+            if what == "out":
+                kept[name] = Saved(out, "self")
+                continue
+            value = values[place]
+            if what == "shape":
+                kept[name] = np.shape(graph._raw(value))
+            elif isinstance(value, TensorBase) or (what == "input" and isinstance(value, np.ndarray)):
+                kept[name] = Saved(value)
+            else:
+                kept[name] = value
+
+    def _open(self, value: Any, node: Node, create_graph: bool) -> Any:
+        """What was saved, as an ndarray, or with create_graph as a Tensor at its place in the graph."""
+        if type(value) is list:
+            return [self._open(v, node, create_graph) for v in value]
+        if type(value) is not Saved:
+            return value
+        if not create_graph:
+            return value.array(self)
+        return graph.at_edge(value.array(self), (node, 0)) if value.edge == "self" else value.tensor(self)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         if not kwargs and len(args) == len(self.parameters):
@@ -147,14 +183,6 @@ class Primitive(_Callable):
         self.rules = [(rules[i], _argument_names(rules[i])[1:]) for i in self.inputs]
         self.wants = [[self._want(name) for name in names if name != "i"] for _, names in self.rules]
 
-    def _want(self, name: str) -> tuple[str, str, int]:
-        """What a rule names, as (name, what to keep, the place of the argument)."""
-        if name == "out":
-            return name, "out", 0
-        if name.endswith("_shape") and name not in self.parameters:
-            return name, "shape", self.parameters.index(name[: -len("_shape")])
-        return name, "input" if name in self.inputs else "argument", self.parameters.index(name)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._bind(args, kwargs)
         members = list(values[0]) if self.variadic else values
@@ -194,12 +222,11 @@ class Primitive(_Callable):
                 self._save(node, values, inputs, out)
                 if profile is not None:
                     profile.recorded(node)
-        results = graph.finish(self, node, values, outs)
-        if self.view and np.may_share_memory(out, first._data):
-            storage = first._storage
-            history = first._node is not None or storage.in_graph  # else a write before this view is no fault
-            for result in results:
-                result._storage, result._version = storage, first._version if history else storage.version
+        storage = first._storage if self.view and np.may_share_memory(out, first._data) else None
+        results = graph.finish(self, node, values, outs, storage)
+        if storage is not None and (first._node is not None or storage.in_graph):
+            for result in results:  # of a leaf without history: a write before this view is no fault
+                result._version = first._version
         if node is not None and "out" in node.saved:
             node.saved["out"].watch(results[0])
         return tuple(results) if self.several else results[0]
@@ -221,36 +248,24 @@ class Primitive(_Callable):
             arrays[i], arrays[j] = (a, b.astype(a.dtype)) if a.dtype.kind == "f" else (a.astype(b.dtype), b)
 
     def _save(self, node: Node, values: list[Any], inputs: Sequence[TensorBase | None], out: Array) -> None:
-        """Keep what the needed rules name: Saved for Tensors and the result, the rest as it is."""
+        """Keep what the needed rules name."""
         kept: dict[str, Any] = {}
-        for t, wants in zip([node] if self.variadic else inputs, self.wants, strict=True):
-            if t is None:
-                continue
-            for name, what, place in wants:
-                if name in kept:
-                    continue
-                value = out if what == "out" else values[place]
-                if what == "shape":
-                    kept[name] = (
-                        [np.shape(graph._raw(v)) for v in value] if self.variadic else np.shape(graph._raw(value))
-                    )
-                elif self.variadic and what == "input":
-                    kept[name] = [Saved(v) if isinstance(v, (TensorBase, np.ndarray)) else v for v in value]
-                elif what == "out":
-                    kept[name] = Saved(value, "self")
-                elif isinstance(value, TensorBase) or (what == "input" and isinstance(value, np.ndarray)):
-                    kept[name] = Saved(value)
-                else:
-                    kept[name] = value
         node.saved = kept
+        if not self.variadic:
+            for t, wants in zip(inputs, self.wants, strict=True):
+                if t is not None and wants:
+                    self._keep(kept, wants, values, out)
+            return
+        for name, what, place in self.wants[0]:
+            if what == "input":
+                kept[name] = [Saved(v) if isinstance(v, (TensorBase, np.ndarray)) else v for v in values[place]]
+            elif what == "shape":
+                kept[name] = [np.shape(graph._raw(v)) for v in values[place]]
+            else:
+                self._keep(kept, [(name, what, place)], values, out)
 
     def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> list[Any]:
-        opened = {
-            name: [self._open(v, node, create_graph) for v in value]
-            if isinstance(value, list)
-            else self._open(value, node, create_graph)
-            for name, value in node.saved.items()
-        }
+        opened = {name: self._open(value, node, create_graph) for name, value in node.saved.items()}
         g = grads[0]
         if self.several:
             g = [np.zeros(*meta) if part is None else part for part, meta in zip(grads, node.outputs, strict=True)]
@@ -259,17 +274,9 @@ class Primitive(_Callable):
             rule, names = self.rules[0 if self.variadic else i]
             if not needed:
                 results.append(None)
-                continue
-            results.append(rule(g, *[i if name == "i" else opened[name] for name in names]))
+            else:
+                results.append(rule(g, *[i if name == "i" else opened[name] for name in names]))
         return results
-
-    def _open(self, value: Any, node: Node, create_graph: bool) -> Any:
-        """What was saved, as an ndarray, or with create_graph as a Tensor at its place in the graph."""
-        if not isinstance(value, Saved):
-            return value
-        if not create_graph:
-            return value.array(self)
-        return graph.at_edge(value.array(self), (node, 0)) if value.edge == "self" else value.tensor(self)
 
 
 def primitive(
@@ -294,9 +301,11 @@ def primitive(
 class Fused(_Callable):
     """An operation with kernels for forward and backward, and a definition made of primitives.
 
-    `forward(*arguments) -> (out, saved)` and `backward(g, needs, out, saved, *arguments) -> gradients` work on ndarrays;
-    one gradient for each name in `inputs`, None where not needed. `create_graph` differentiates the definition, evaluated
-    again at the saved inputs.
+    `forward(*arguments) -> (out, saved)` works on ndarrays, and so does `backward(g, needs, ...) -> gradients`: one for
+    each name in `inputs`, None where not needed. Behind g and needs, backward names what it needs, as a primitive's rule
+    does: arguments, a `NAME_shape`, `out`, or `saved`. Only that is kept. `create_graph` differentiates the definition,
+    evaluated again at the inputs; an input that backward does not name has no influence on the gradients, and zeros
+    stand for it. `cheap`: the result, where large, is computed again for those who need it in backward.
     """
 
     def __init__(
@@ -305,9 +314,13 @@ class Fused(_Callable):
         inputs: Sequence[str],
         forward: Callable[..., Any],
         backward: Callable[..., Any],
+        cheap: bool = False,
     ):
         super().__init__(definition, inputs)
-        self.definition, self.forward, self.backward = definition, forward, backward
+        self.definition, self.forward, self.backward, self.cheap = definition, forward, backward, cheap
+        self.names = _argument_names(backward)[2:]
+        self.wants = [self._want(name) for name in self.names if name != "saved"]
+        self.constants = [i for i in range(len(self.parameters)) if i not in self.positions]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._bind(args, kwargs)
@@ -317,27 +330,25 @@ class Fused(_Callable):
         self._check_dtypes(arrays)
         profile = modes._profile.get()
         out, saved = self.forward(*arrays) if profile is None else profile.run(self, self.forward, arrays)
-        if not any([isinstance(v, TensorBase) for v in values]):
-            return out
-        inputs = [
-            values[p] if isinstance(values[p], TensorBase) and values[p]._requires_grad else None
-            for p in self.positions
-        ]
+        given = [values[p] for p in self.positions]
+        inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in given]
         node = None
         if any([t is not None for t in inputs]) and modes._grad_enabled.get():
             graph.check_inputs(self.name, inputs)
             node = Node(self, inputs, [out])
-            node.static = [v if not isinstance(v, (TensorBase, np.ndarray)) else None for v in values]
-            node.saved = (
-                [Saved(v) if isinstance(v, (TensorBase, np.ndarray)) else None for v in values],
-                Saved(out),
-                [Saved(s) if isinstance(s, np.ndarray) else s for s in saved],
+            kept: dict[str, Any] = (
+                {"saved": [Saved(s) if isinstance(s, np.ndarray) else s for s in saved]} if saved else {}
             )
+            self._keep(kept, self.wants, values, out)
+            node.saved = kept
+            node.static = [Saved(v) if isinstance(v, TensorBase) else v for v in [values[i] for i in self.constants]]
             if profile is not None:
                 profile.recorded(node)
+        elif not any([isinstance(v, TensorBase) for v in values]):
+            return out
         result = graph.finish(self, node, values, [out])[0]
-        if node is not None:
-            node.saved[1].watch(result)
+        if node is not None and "out" in kept:
+            kept["out"].watch(result)
         return result
 
     def _check_dtypes(self, arrays: Sequence[Any]) -> None:
@@ -354,13 +365,27 @@ class Fused(_Callable):
             raise TypeError(f"{self.name}: the inputs must share one dtype, got: {came}; convert with .to(dtype)")
 
     def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> list[Any]:
-        arguments, out, saved = node.saved
         if not create_graph:
-            arrays = [s if a is None else a.array(self) for a, s in zip(arguments, node.static, strict=True)]
-            kept = [s.array(self) if isinstance(s, Saved) else s for s in saved]
-            return list(self.backward(grads[0], needs, out.array(self), kept, *arrays))
-        values = [s if a is None else a.tensor(self) for a, s in zip(arguments, node.static, strict=True)]
-        return differentiate(lambda *v: self.definition(*v), values, self.positions, needs, grads[0])
+            kept = node.saved
+            return list(
+                self.backward(grads[0], needs, *[self._open(kept.get(name, ()), node, False) for name in self.names])
+            )
+        return differentiate(self.definition, self._arguments(node, True), self.positions, needs, grads[0])
+
+    def _arguments(self, node: Node, create_graph: bool) -> list[Any]:
+        """The arguments that made this node, as ndarrays or as Tensors at their places."""
+        values: list[Any] = [None] * len(self.parameters)
+        for position, value in zip(self.constants, node.static, strict=True):
+            values[position] = self._open(value, node, create_graph)
+        for name, position, meta in zip(self.inputs, self.positions, node.metas, strict=True):
+            if name in node.saved:
+                values[position] = self._open(node.saved[name], node, create_graph)
+            elif meta is not None:
+                values[position] = graph._wrap(np.zeros(*meta), True)
+        return values
+
+    def again(self, node: Node) -> Array:
+        return cast(Array, self.forward(*self._arguments(node, False))[0])
 
 
 def differentiate(
@@ -384,10 +409,10 @@ def differentiate(
 
 
 def fused(
-    *inputs: str, forward: Callable[..., Any], backward: Callable[..., Any]
+    *inputs: str, forward: Callable[..., Any], backward: Callable[..., Any], cheap: bool = False
 ) -> Callable[[Callable[..., Any]], Fused]:
     """Make a fused operation of a definition (see `Fused`); `inputs` names its differentiable arguments."""
-    return lambda definition: Fused(definition, inputs, forward, backward)
+    return lambda definition: Fused(definition, inputs, forward, backward, cheap)
 
 
 def normalize_dims(dim: Any, ndim: int, name: str) -> tuple[int, ...]:

@@ -11,9 +11,16 @@ from ..kernels import gemm
 from .primitive import primitive
 
 
-def _product(a: Any, b: Any) -> Any:
-    """The backend's product of two arrays of at least two axes."""
-    return gemm.matmul(a, b) if config.matmul == "numba" and a.dtype.kind == "f" else np.matmul(a, b)
+def _product(a: Any, b: Any, shape: Any = None) -> Any:
+    """The backend's product of two arrays of at least two axes; two-dimensional ones: in this shape, if one is given."""
+    if config.matmul != "numba" or a.dtype.kind != "f":
+        out = np.matmul(a, b)
+        return out if shape is None else out.reshape(shape)
+    if shape is None:
+        return gemm.matmul(a, b)
+    out = np.empty(shape, a.dtype)
+    gemm.matmul(a, b, out.reshape(len(a), b.shape[-1]))
+    return out
 
 
 @primitive(a=lambda g, b: _matmul(g, b.mT), b=lambda g, a: _matmul(a.mT, g))
