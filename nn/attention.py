@@ -172,8 +172,7 @@ class MultiHeadAttention(Module):
         """q, k, v, each (B, heads, T, width), strided views: parts of one product as far as the inputs are one."""
         inputs, heads = [query, key, value], [self.n_heads, self.n_kv_heads, self.n_kv_heads]
         if key is query and value is query and self.d_k == self.d_v:
-            y = self.in_proj(query)
-            return list(y.reshape(*y.shape[:2], sum(heads), self.d_k).transpose(1, 2).split(heads, 1))
+            return list(F.split_heads(self.in_proj(query), heads))
         parts: list[tg.Tensor] = []
         first = 0
         while first < 3:
@@ -188,7 +187,7 @@ class MultiHeadAttention(Module):
             )
             parts += [y] if first == last else list(y.split(self._sizes[first : last + 1], -1))
             first = last + 1
-        return [x.reshape(*x.shape[:2], h, -1).transpose(1, 2) for x, h in zip(parts, heads, strict=True)]
+        return [F.split_heads(x, [h])[0] for x, h in zip(parts, heads, strict=True)]
 
     def _attend(
         self,
@@ -199,7 +198,6 @@ class MultiHeadAttention(Module):
         cache: LayerCache | None,
         need_weights: bool,
     ) -> Any:
-        batch, n_queries, _ = query.shape
         q, k, v = self._project(query, key, value)
         if isinstance(self.position, Rotary):
             offset = 0 if cache is None else cache.length
@@ -224,7 +222,7 @@ class MultiHeadAttention(Module):
                 enable_gqa=self.n_kv_heads != self.n_heads,
                 alibi_slopes=slopes,
             )
-        y = self.out_proj(y.transpose(1, 2).reshape(batch, n_queries, self.n_heads * self.d_v))
+        y = self.out_proj(F.merge_heads(y))
         return (y, weights) if need_weights else y
 
     def _repeat(self, x: tg.Tensor) -> tg.Tensor:

@@ -29,7 +29,13 @@ from tinygrad_tf.ops.activation import (
     threshold,
 )  # fmt: skip
 from tinygrad_tf.ops.arrange import pad
-from tinygrad_tf.ops.attention import attention_weights, rotary, scaled_dot_product_attention
+from tinygrad_tf.ops.attention import (
+    attention_weights,
+    merge_heads,
+    rotary,
+    scaled_dot_product_attention,
+    split_heads,
+)
 from tinygrad_tf.ops.dropout import dropout
 from tinygrad_tf.ops.elementwise import relu, sigmoid, tanh
 from tinygrad_tf.ops.elementwise_loss import (
@@ -112,9 +118,9 @@ __all__ = [
     "attention_weights", "batch_norm", "bilinear", "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu",
     "cosine_similarity", "cross_entropy", "dropout", "elu", "embedding", "gelu", "glu", "group_norm", "hardshrink",
     "hardsigmoid", "hardswish", "hardtanh", "huber_loss", "instance_norm", "kl_div", "l1_loss", "layer_norm", "leaky_relu",
-    "linear", "log_softmax", "logsigmoid", "mish", "mse_loss", "nll_loss", "normalize", "one_hot", "pad",
+    "linear", "log_softmax", "logsigmoid", "merge_heads", "mish", "mse_loss", "nll_loss", "normalize", "one_hot", "pad",
     "pairwise_distance", "prelu", "reduce_", "relu", "relu6", "rms_norm", "rotary", "scaled_dot_product_attention", "selu",
-    "sigmoid", "silu", "smooth_l1_loss", "softmax", "softmin", "softplus", "softshrink", "softsign", "tanh", "tanhshrink",
+    "sigmoid", "silu", "smooth_l1_loss", "softmax", "split_heads", "softmin", "softplus", "softshrink", "softsign", "tanh", "tanhshrink",
     "threshold",
 ]  # fmt: skip
 

@@ -103,6 +103,8 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if "_forward_hooks" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__}.__init__ must call super().__init__() first")
+        if not (self._forward_pre_hooks or self._forward_hooks) and _profile.get() is None:
+            return self.forward(*args, **kwargs)
         for hook, with_kwargs in list(self._forward_pre_hooks.values()):
             result = hook(self, args, kwargs) if with_kwargs else hook(self, args)
             if result is not None:
@@ -163,9 +165,10 @@ class Module:
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        for table in ("_parameters", "_buffers", "_modules"):
-            entries = self.__dict__.get(table)
-            if entries is not None and name in entries:
+        own = self.__dict__
+        for table in ("_parameters", "_modules", "_buffers"):
+            entries = own.get(table)
+            if entries and name in entries:
                 return entries[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,9 @@ from .. import rng
 from ..graph import TensorBase
 from ..kernels import attention as kernels
 from ..kernels import rotary as rotary_kernels
+from ..kernels.runtime import address
 from .elementwise import constant, exp, where
-from .primitive import fused
+from .primitive import fused, primitive
 from .products import matmul
 from .reductions import amax, sum
 from .shape import cat, expand, narrow
@@ -50,6 +54,49 @@ def _attention(
 
 
 _attention.name = "scaled_dot_product_attention"
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+@primitive(x=lambda g: _join_heads(g), view=True, several=True)
+def split_heads(x: Any, heads: Sequence[int]) -> Any:
+    """Cut the width into heads, and these into groups: x (B, T, sum(heads) d) -> for each group a (B, heads_i, T, d)."""
+    B, T, width = x.shape
+    parts = x.reshape(B, T, builtins.sum(heads), -1 if x.size else width // builtins.sum(heads)).transpose(0, 2, 1, 3)
+    ends = list(itertools.accumulate(heads))
+    return tuple([parts[:, end - n : end] for n, end in zip(heads, ends, strict=True)])
+
+
+@primitive(tensors=lambda g, i, tensors_shape: split_heads(g, [s[1] for s in tensors_shape])[i])
+def _join_heads(tensors: Sequence[Any]) -> Any:
+    """The transpose of `split_heads`. Parts that lie side by side in one array, as attention leaves its gradients, are it."""
+    first = tensors[0]
+    (B, _, T, d), heads = first.shape, builtins.sum([t.shape[1] for t in tensors])
+    packed, at = first.base, address(first)
+    if packed is not None and packed.size == B * T * heads * d and packed.flags.c_contiguous:
+        at = address(packed)
+        for t in tensors:
+            if (
+                t.base is not packed
+                or t.strides != (T * heads * d * t.itemsize, d * t.itemsize, heads * d * t.itemsize, t.itemsize)
+                or address(t) != at
+            ):
+                break
+            at += t.shape[1] * d * t.itemsize
+        else:
+            return packed.reshape(B, T, heads * d)
+    return np.concatenate([t.transpose(0, 2, 1, 3) for t in tensors], axis=2).reshape(B, T, heads * d)
+
+
+@primitive(x=lambda g, x_shape: split_heads(g, x_shape[1:2])[0], view=True)
+def merge_heads(x: Any) -> Any:
+    """Heads side by side again: x (B, H, T, d) -> (B, T, H d)."""
+    B, H, T, d = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(B, T, H * d)
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
 
 
 def _repeat_heads(x: Any, heads: int) -> Any:
