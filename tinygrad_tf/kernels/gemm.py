@@ -239,6 +239,25 @@ def _few_rows(t, n_tasks, x, w, out, bias, relu, accumulate):
             out[i, j] = value
 
 
+@kernel
+def _column_sums(t, n_tasks, g, out):
+    """The sums over the rows: of 128 rows in the array's own precision, of these sums in float64."""
+    first, last = share(t, n_tasks, (g.shape[1] + 15) // 16)
+    first, last = first * 16, min(last * 16, g.shape[1])
+    near = np.zeros(last - first, g.dtype)
+    far = np.zeros(last - first)
+    for begin in range(0, len(g), 128):
+        for i in range(begin, min(begin + 128, len(g))):
+            row = g[i, first:last]
+            for j in range(len(row)):
+                near[j] += row[j]
+        for j in range(len(far)):
+            far[j] += near[j]
+            near[j] = 0
+    for j in range(len(far)):
+        out[first + j] = far[j]
+
+
 # -- what is called ----------------------------------------------------------------------------------------------------
 
 _scratch: dict[np.dtype, tuple[np.ndarray, int]] = {}
@@ -271,6 +290,9 @@ def _strides(a: np.ndarray) -> tuple[np.ndarray, int, int]:
         a = np.array(a, dtype=a.dtype.newbyteorder("="), order="C")
         row, column = a.strides[-2:]
     return a, row // size, column // size
+
+
+_NO_BATCH = np.zeros(1, np.int64)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -331,13 +353,11 @@ def matmul(
     if dtype != b.dtype or dtype.kind != "f" or dtype.itemsize not in (4, 8):
         raise TypeError(f"matmul: expected two arrays of float32 or two of float64, got {a.dtype} and {b.dtype}")
     shape = _result_shape(a, b)
-    depth = a.shape[-1]
     if activation not in (None, "relu"):
         raise ValueError(f'matmul: activation must be None or "relu", got {activation!r}')
     if bias is not None:
         if bias.shape != shape[-1:] or bias.dtype != dtype:
             raise ValueError(f"matmul: bias must be {dtype} of shape ({shape[-1]},), got {bias.dtype} of {bias.shape}")
-        bias = runtime.contiguous(bias)
     target = out
     if out is None:
         if accumulate:
@@ -361,24 +381,19 @@ def matmul(
                 if accumulate
                 else np.empty(shape, dtype.newbyteorder("="))
             )
-    if target.size == 0:
-        return out
-    if depth == 0:
-        _without_terms(target, accumulate, bias, activation)
-    else:
-        _multiply_arrays(a, b, target, accumulate, bias, activation == "relu")
+    multiply(a, b, target, accumulate, bias, activation == "relu")
     if target is not out:
         out[...] = target
     return out
 
 
-def _without_terms(target: np.ndarray, accumulate: bool, bias: np.ndarray | None, activation: str | None) -> None:
+def _without_terms(target: np.ndarray, accumulate: bool, bias: np.ndarray | None, relu: bool) -> None:
     """K = 0: the product is all zeros."""
     if not accumulate:
         target[...] = 0
     if bias is not None:
         target += bias
-    if activation == "relu":
+    if relu:
         np.copyto(target, 0, where=target < 0)
 
 
@@ -416,10 +431,22 @@ def _plan(
     return tasks, part, np.array(plan, np.int64)
 
 
-def _multiply_arrays(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, accumulate: bool, bias: np.ndarray | None, relu: bool
+def multiply(
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    accumulate: bool = False,
+    bias: np.ndarray | None = None,
+    relu: bool = False,
 ) -> None:
-    """Fill c, which is contiguous and shares no memory with the operands; nothing is empty."""
+    """`matmul` without its checks: c has the right shape and dtype, is contiguous, and shares no memory with the others."""
+    if c.size == 0:
+        return
+    if a.shape[-1] == 0:
+        _without_terms(c, accumulate, bias, relu)
+        return
+    if bias is not None:
+        bias = runtime.contiguous(bias)
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
         a, c = a.reshape(-1, a.shape[-1]), c.reshape(-1, c.shape[-1])
     a, a_row, a_column = _strides(a)
@@ -451,11 +478,18 @@ def _multiply_arrays(
             like,
             scratch,
             plan,
-            runtime.address(a if a_column == 1 else a.mT),
-            _offsets(batch, a.shape[:-2], a.strides[:-2], size),
-            runtime.address(b if b_column == 1 else b.mT),
-            _offsets(batch, b.shape[:-2], b.strides[:-2], size),
+            runtime.address(a),
+            _offsets(batch, a.shape[:-2], a.strides[:-2], size) if batch else _NO_BATCH,
+            runtime.address(b),
+            _offsets(batch, b.shape[:-2], b.strides[:-2], size) if batch else _NO_BATCH,
             runtime.address(c),
-            _offsets(batch, batch, c.strides[:-2], size),
+            _offsets(batch, batch, c.strides[:-2], size) if batch else _NO_BATCH,
             0 if bias is None else runtime.address(bias),
         )
+
+
+def column_sums(g: np.ndarray) -> np.ndarray:
+    """The sum over the rows of g (M, N), float32 or float64 -> (N,)."""
+    out = np.empty(g.shape[1], g.dtype.newbyteorder("="))
+    _column_sums(runtime.tasks(g.size), runtime.contiguous(g, out.dtype), out)
+    return out

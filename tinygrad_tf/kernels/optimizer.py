@@ -4,6 +4,7 @@ The arrays are cut into blocks of at most BLOCK numbers, and the blocks are shar
 small parameters cost one call. The kernels get the blocks' addresses; `like` is there for the dtype.
 """
 
+import functools
 import math
 
 import numba
@@ -67,18 +68,18 @@ def _cut(*lists):
 
     All arrays are contiguous and of one dtype; those at one place of the lists have one size.
     """
-    sizes = [a.size for a in lists[0]]
-    step = BLOCK * lists[0][0].itemsize
-    lengths = [min(BLOCK, size - first) for size in sizes for first in range(0, size, BLOCK)]
-    blocks = [
-        [
-            start + i * step
-            for start, size in zip(map(address, row), sizes, strict=True)
-            for i in range(-(-size // BLOCK))
-        ]
-        for row in lists
-    ]
-    return np.array(blocks, np.int64), np.array(lengths, np.int64), tasks(sum(sizes))
+    sizes = tuple([a.size for a in lists[0]])
+    owner, offsets, lengths = _blocks(sizes, lists[0][0].itemsize)
+    starts = np.array([list(map(address, row)) for row in lists], np.int64)
+    return starts.take(owner, axis=1) + offsets, lengths, tasks(sum(sizes))
+
+
+@functools.lru_cache(maxsize=64)
+def _blocks(sizes, itemsize):
+    """For each block of arrays of these sizes: which array it is of, where it begins in it in bytes, its length."""
+    blocks = [(i, first * itemsize, min(BLOCK, n - first)) for i, n in enumerate(sizes) for first in range(0, n, BLOCK)]
+    owner, offsets, lengths = np.array(blocks, np.int64).reshape(-1, 3).T.copy()
+    return owner, offsets, lengths
 
 
 def adamw(params, grads, exp_avgs, exp_avg_sqs, lr, beta1, beta2, eps, weight_decay, step):

@@ -91,10 +91,13 @@ def contiguous(a: np.ndarray, dtype: np.dtype | type | None = None) -> np.ndarra
 
 def address(a: np.ndarray) -> int:
     """Where the first element of `a` lies in memory."""
-    try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(a))  # four times faster, but refuses many arrays
-    except (TypeError, ValueError, BufferError):
-        return a.ctypes.data
+    return _word(id(a) + _DATA).value  # ten times as fast as a.ctypes.data
+
+
+_word = ctypes.c_size_t.from_address
+_DATA = object.__basicsize__  # in numpy's struct of an array, the data pointer is what follows Python's header
+_probe = np.empty(3)[1:]
+assert address(_probe) == _probe.ctypes.data, "numpy's arrays have another layout than they had up to version 2"
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ def _forward(x: Any, weight: Any, bias: Any) -> Any:
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     shape = (*x.shape[:-1], len(weight))
     if config.matmul == "numba":
-        out = np.empty(shape, x.dtype)
-        gemm.matmul(rows, weight.T, out.reshape(len(rows), len(weight)), bias=bias)
+        out = np.empty(shape, x.dtype.newbyteorder("="))
+        gemm.multiply(rows, weight.T, out.reshape(len(rows), len(weight)), False, bias)
     else:
         out = (rows @ weight.T if bias is None else rows @ weight.T + bias).reshape(shape)
     return out, ()
@@ -30,16 +30,8 @@ def _backward(g: Any, needs: Any, x: Any, weight: Any) -> Any:
     rows, g_rows = x.reshape(n, x.shape[-1]), g.reshape(n, g.shape[-1])
     dx = _product(g_rows, weight, x.shape) if needs[0] else None
     dweight = _product(g_rows.T, rows) if needs[1] else None
-    dbias = _column_sums(g_rows) if needs[2] else None
+    dbias = gemm.column_sums(g_rows) if needs[2] else None
     return dx, dweight, dbias
-
-
-def _column_sums(g: Any) -> Any:
-    """The sum over the rows: blocks of rows in the array's own precision, the blocks' sums in float64."""
-    block = 128
-    whole = len(g) // block * block
-    sums = g[:whole].reshape(-1, block, g.shape[1]).sum(axis=1).sum(axis=0, dtype=np.float64)
-    return (sums + g[whole:].sum(axis=0, dtype=np.float64)).astype(g.dtype)
 
 
 @fused("x", "weight", "bias", forward=_forward, backward=_backward)

@@ -18,8 +18,8 @@ def _product(a: Any, b: Any, shape: Any = None) -> Any:
         return out if shape is None else out.reshape(shape)
     if shape is None:
         return gemm.matmul(a, b)
-    out = np.empty(shape, a.dtype)
-    gemm.matmul(a, b, out.reshape(len(a), b.shape[-1]))
+    out = np.empty(shape, a.dtype.newbyteorder("="))
+    gemm.multiply(a, b, out.reshape(len(a), b.shape[-1]))
     return out
 
 
