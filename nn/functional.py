@@ -91,7 +91,8 @@ def layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = No
     Source: Ba, Kiros and Hinton 2016, Layer Normalization, section 3.1.
     """
     rows, (weight, bias), shape = _last_axes("LayerNorm", x, normalized_shape, weight=weight, bias=bias)
-    return _layer_norm(rows, weight, bias, eps).reshape(shape)
+    y = _layer_norm(rows, weight, bias, eps)
+    return y if rows is x else y.reshape(shape)
 
 
 def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float = 1e-6) -> Any:
@@ -100,7 +101,8 @@ def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float = 1e-
     Source: Zhang and Sennrich 2019, Root Mean Square Layer Normalization, equation 4.
     """
     rows, (weight,), shape = _last_axes("RMSNorm", x, normalized_shape, weight=weight)
-    return _rms_norm(rows, weight, eps).reshape(shape)
+    y = _rms_norm(rows, weight, eps)
+    return y if rows is x else y.reshape(shape)
 
 
 def _in_place_too(function: Any) -> Any:

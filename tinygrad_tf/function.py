@@ -157,7 +157,6 @@ class Function:
                 )
         node = None
         if modes.is_grad_enabled() and any(needs):
-            graph.check_inputs(cls.__name__, inputs)
             node = Node(op, inputs, [o._data for o in outputs])
             node.static = positions
             kept: list[Any] = []

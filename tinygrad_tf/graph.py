@@ -146,9 +146,19 @@ class Node:
     __slots__ = ("op", "edges", "metas", "saved", "static", "number", "outputs", "hooks", "line", "__weakref__")
 
     def __init__(self, op: Op, inputs: Sequence[TensorBase | None], outputs: Sequence[Array]):
+        edges: list[Edge] = []
+        metas: list[Any] = []
+        for t in inputs:
+            if t is None:
+                edges.append(None)
+                metas.append(None)
+                continue
+            if t._version != t._storage.version:
+                check_input(op.name, t)
+            edges.append(t if t._node is None else (t._node, t._index))
+            metas.append((t._data.shape, t._data.dtype))
         self.op = op
-        self.edges: tuple[Edge, ...] = tuple([None if t is None else t._edge() for t in inputs])
-        self.metas = tuple([None if t is None else (t._data.shape, t._data.dtype) for t in inputs])
+        self.edges, self.metas = tuple(edges), tuple(metas)
         self.outputs = tuple([(o.shape, o.dtype) for o in outputs])
         self.saved: Any = None
         self.static: Any = None
@@ -179,17 +189,14 @@ class Op:
         raise NotImplementedError
 
 
-def check_inputs(name: str, tensors: Sequence[TensorBase | None]) -> None:
+def check_input(name: str, t: TensorBase) -> None:
     """Raise RuntimeError for a Tensor whose buffer was written through another view: its history is not that of its values."""
-    for t in tensors:
-        if t is None or t._version == t._storage.version:
-            continue
-        if t._node is not None or t._storage.in_graph:
-            raise RuntimeError(
-                f"{name}: a tensor of shape {t._data.shape} was changed in place through another view of the same memory "
-                f"(it knows version {t._version}, the memory is at version {t._storage.version}), so its gradient would be "
-                "wrong; make the view again after the change, or clone() before it"
-            )
+    if t._version != t._storage.version and (t._node is not None or t._storage.in_graph):
+        raise RuntimeError(
+            f"{name}: a tensor of shape {t._data.shape} was changed in place through another view of the same memory "
+            f"(it knows version {t._version}, the memory is at version {t._storage.version}), so its gradient would be "
+            "wrong; make the view again after the change, or clone() before it"
+        )
 
 
 def finish(

@@ -353,7 +353,7 @@ def _in_place_operator(function: Any, name: str) -> Any:
         source = self
         if keeps and modes._grad_enabled.get() and (self._node is not None or not self._requires_grad):
             if self._node is not None or any(getattr(a, "_requires_grad", False) for a in (*args, *kwargs.values())):
-                graph.check_inputs(name, [self])
+                graph.check_input(name, self)
                 source = graph.at_edge(self._data.copy(), self._edge())  # what its gradient needs: the value before
         graph.in_place(self, function(source, *[source if a is self else a for a in args], **kwargs), name)
         return self

@@ -14,6 +14,7 @@ of C is always the same sum in the same order, since the blocks depend on K alon
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 
@@ -272,30 +273,18 @@ def _reserve(dtype: np.dtype, elements: int) -> tuple[np.ndarray, int]:
     return found
 
 
-def _strides(a: np.ndarray) -> tuple[np.ndarray, int, int]:
-    """`a`, copied if the kernel cannot read it, and the strides of its rows and columns in elements (one is 1)."""
-    size = a.itemsize
-    row, column = a.strides[-2:]
-    if a.shape[-1] == 1:
+def _readable(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> tuple[int, int] | None:
+    """The strides of rows and columns in elements, one of them 1; None if the kernel cannot read such an operand."""
+    row, column = strides[-2:]
+    if shape[-1] == 1:
         column = size
-    elif a.shape[-2] == 1 and column != size:
+    elif shape[-2] == 1 and column != size:
         row = size
-    flags = a.flags
-    if (
-        (column != size and row != size)
-        or not flags.aligned
-        or not a.dtype.isnative
-        or any(s % size for s in a.strides)
-    ):
-        a = np.array(a, dtype=a.dtype.newbyteorder("="), order="C")
-        row, column = a.strides[-2:]
-    return a, row // size, column // size
+    if (column != size and row != size) or any([s % size for s in strides]):
+        return None
+    return row // size, column // size
 
 
-_NO_BATCH = np.zeros(1, np.int64)
-
-
-@functools.lru_cache(maxsize=1024)
 def _offsets(shape: tuple[int, ...], own: tuple[int, ...], strides: tuple[int, ...], size: int) -> np.ndarray:
     """Where each item of the batch `shape` begins, in elements, for an operand with batch axes `own`."""
     offsets = np.zeros(1, np.int64)
@@ -399,19 +388,28 @@ def _without_terms(target: np.ndarray, accumulate: bool, bias: np.ndarray | None
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    m: int,
-    n: int,
-    depth: int,
-    items: int,
-    a_strides: tuple[int, int],
-    b_strides: tuple[int, int],
+    a_shape: tuple[int, ...],
+    a_strides: tuple[int, ...],
+    b_shape: tuple[int, ...],
+    b_strides: tuple[int, ...],
+    batch: tuple[int, ...],
     size: int,
     relu: bool,
     accumulate: bool,
     threads: int,
-) -> tuple[int, int, np.ndarray]:
-    """(tasks, elements of scratch for each, what `_gemm` unpacks): how to compute products of these shapes."""
-    b_row, b_column = b_strides
+) -> tuple | None:
+    """How to compute products of these shapes: None if an operand must be copied first, (tasks, 0) if by dot products.
+
+    Else (tasks, elements of scratch for each, what `_gemm` unpacks, and where each item of a, b and c begins).
+    """
+    (m, depth), n = a_shape[-2:], b_shape[-1]
+    a_steps, b_steps = _readable(a_shape, a_strides, size), _readable(b_shape, b_strides, size)
+    if a_steps is None or b_steps is None:
+        return None
+    if m <= FEW_ROWS and not batch and b_strides == (size, depth * size):
+        return runtime.tasks(m * n * depth, TASK_GRAIN), 0
+    items = math.prod(batch)
+    b_row, b_column = b_steps
     nr = 2 * VECTOR_BYTES // size
     tiles, panels = -(-m // MR), -(-n // nr)
     block = min(-(-depth // (8 * -(-depth // KC))) * 8, KC)  # equal blocks, of whole vectors
@@ -427,8 +425,16 @@ def _plan(
         split = BY_ROWS if by_rows <= by_panels else BY_PANELS
     part = MC * block + MR * nr + min(NC // nr, panels) * nr * block
     part = -(-part // 16) * 16
-    plan = [m, n, depth, block, part, split, *a_strides, *b_strides, direct_b, relu, accumulate]
-    return tasks, part, np.array(plan, np.int64)
+    plan = [m, n, depth, block, part, split, *a_steps, *b_steps, direct_b, relu, accumulate]
+    c_strides = tuple([size * m * n * math.prod(batch[i + 1 :]) for i in range(len(batch))])
+    return (
+        tasks,
+        part,
+        np.array(plan, np.int64),
+        _offsets(batch, a_shape[:-2], a_strides[:-2], size),
+        _offsets(batch, b_shape[:-2], b_strides[:-2], size),
+        _offsets(batch, batch, c_strides, size),
+    )
 
 
 def multiply(
@@ -449,43 +455,27 @@ def multiply(
         bias = runtime.contiguous(bias)
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
         a, c = a.reshape(-1, a.shape[-1]), c.reshape(-1, c.shape[-1])
-    a, a_row, a_column = _strides(a)
-    b, b_row, b_column = _strides(b)
-    m, n, depth = a.shape[-2], b.shape[-1], a.shape[-1]
-    size = a.itemsize
+    size = c.itemsize
     batch = c.shape[:-2]
-    if m <= FEW_ROWS and not batch and b.T.flags.carray:
-        no_bias = np.empty(0, a.dtype)
-        tasks = runtime.tasks(m * n * depth, TASK_GRAIN)
-        _few_rows(tasks, runtime.contiguous(a), b.T, c, no_bias if bias is None else bias, relu, accumulate)
+    threads = runtime.get_num_threads()
+    at_a, at_b = runtime.address(a), runtime.address(b)
+    plan = None
+    if (at_a | at_b) % size == 0 and a.dtype.isnative and b.dtype.isnative:
+        plan = _plan(a.shape, a.strides, b.shape, b.strides, batch, size, relu, accumulate, threads)
+    if plan is None:
+        a, b = (x if x.flags.carray and x.dtype.isnative else np.array(x, c.dtype, order="C") for x in (a, b))
+        at_a, at_b = runtime.address(a), runtime.address(b)
+        plan = _plan(a.shape, a.strides, b.shape, b.strides, batch, size, relu, accumulate, threads)
+    tasks, part, *rest = plan
+    if not rest:
+        given = np.empty(0, c.dtype) if bias is None else bias
+        _few_rows(tasks, runtime.contiguous(a), runtime.contiguous(b.T), c, given, relu, accumulate)
         return
-    tasks, part, plan = _plan(
-        m,
-        n,
-        depth,
-        c.size // (m * n),
-        (a_row, a_column),
-        (b_row, b_column),
-        size,
-        relu,
-        accumulate,
-        runtime.get_num_threads(),
-    )
+    how, a_offsets, b_offsets, c_offsets = rest
     with runtime.lock:
-        like, scratch = _reserve(a.dtype, tasks * part)
-        _gemm(
-            tasks,
-            like,
-            scratch,
-            plan,
-            runtime.address(a),
-            _offsets(batch, a.shape[:-2], a.strides[:-2], size) if batch else _NO_BATCH,
-            runtime.address(b),
-            _offsets(batch, b.shape[:-2], b.strides[:-2], size) if batch else _NO_BATCH,
-            runtime.address(c),
-            _offsets(batch, batch, c.strides[:-2], size) if batch else _NO_BATCH,
-            0 if bias is None else runtime.address(bias),
-        )
+        like, scratch = _reserve(c.dtype, tasks * part)
+        at_bias = 0 if bias is None else runtime.address(bias)
+        _gemm(tasks, like, scratch, how, at_a, a_offsets, at_b, b_offsets, runtime.address(c), c_offsets, at_bias)
 
 
 def column_sums(g: np.ndarray) -> np.ndarray:

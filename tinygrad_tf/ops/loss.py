@@ -92,7 +92,9 @@ def cross_entropy(
             f"cross_entropy: a target must be from 0 to {vocab - 1}, or ignore_index {ignore_index}, got {ids[bad][0]}"
         )
     order = (*range(classes), *range(classes + 1, logits.ndim), classes)
-    rows = (logits if order == tuple(range(logits.ndim)) else logits.permute(order)).reshape((-1, vocab))
+    rows = logits
+    if logits.ndim != 2:
+        rows = (logits if order == tuple(range(logits.ndim)) else logits.permute(order)).reshape((-1, vocab))
     flat = ids.reshape(-1).astype(np.int64, copy=False)
     valid = flat != ignore_index
     if weight is None:

@@ -217,7 +217,6 @@ class Primitive(_Callable):
             candidates = members if self.variadic else [values[p] for p in self.positions]
             inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in candidates]
             if any([t is not None for t in inputs]):
-                graph.check_inputs(self.name, inputs)
                 node = Node(self, inputs, outs)
                 self._save(node, values, inputs, out)
                 if profile is not None:
@@ -334,7 +333,6 @@ class Fused(_Callable):
         inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in given]
         node = None
         if any([t is not None for t in inputs]) and modes._grad_enabled.get():
-            graph.check_inputs(self.name, inputs)
             node = Node(self, inputs, [out])
             kept: dict[str, Any] = (
                 {"saved": [Saved(s) if isinstance(s, np.ndarray) else s for s in saved]} if saved else {}
