@@ -459,10 +459,11 @@ def eval_mode(module: Module) -> Iterator[None]:
     >>> layer.training
     True
     """
-    before = [(m, m.training) for m in module.modules()]
-    module.eval()
+    in_training = [m for m in module.modules() if m.training]
+    for m in in_training:
+        object.__setattr__(m, "training", False)
     try:
         yield
     finally:
-        for m, training in before:
-            object.__setattr__(m, "training", training)
+        for m in in_training:
+            object.__setattr__(m, "training", True)

@@ -35,7 +35,7 @@ from .creation import (
 )
 from .function import Function, checkpoint
 from .graph import grad
-from .kernels.runtime import get_num_threads, set_num_threads
+from .kernels.host import get_num_threads, set_num_threads
 from .memory import keep_freed_memory as _keep_freed_memory
 from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference
 from .ops.table import FUNCTIONS as _FUNCTIONS

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from . import kernels
 from .graph import Node, Op, Saved, TensorBase
-from .kernels import gemm
-from .kernels import optimizer as optimizer_kernels
-from .kernels.runtime import get_num_threads
+from .kernels.host import get_num_threads
 from .modes import _profile
 
 
@@ -84,8 +83,8 @@ def peaks(threads: int) -> tuple[float, float]:
             seconds.append(time.perf_counter() - start)
         return min(seconds)
 
-    multiply = best(lambda: gemm.matmul(a, a, out))
-    scale = best(lambda: optimizer_kernels.scale([long], 1.0))
+    multiply = best(lambda: kernels.gemm.matmul(a, a, out))
+    scale = best(lambda: kernels.optimizer.scale([long], 1.0))
     return 2.0 * 1024**3 / multiply, 2.0 * long.nbytes / scale
 
 

@@ -329,6 +329,9 @@ F.pairwise_distance(a, b) | s | 2,3 2,3
 F.rotary(a, f([[1.0, 0.5], [0.8, 0.1]]), f([[0.0, 0.3], [0.6, 0.9]])) | s | 1,2,2,4
 F.attention_weights(a, b, 0.5, True) | s | 1,2,2,3 1,1,3,3
 F.dropout(a, 0.0) + F.dropout(a, 0.5, training=False) | s | 2,3
+F.split_heads(a, [2, 1]) | s | 2,3,6; 1,2,3; 2,0,6
+F.split_heads(a, (1,))[0] | s | 2,3,4
+F.merge_heads(a) | s | 2,3,2,2; 1,1,2,3
 F.scaled_dot_product_attention(a, b, c) | s | 1,2,3,4 1,2,3,4 1,2,3,2
 F.scaled_dot_product_attention(a, b, c, is_causal=True, scale=0.3) | s | 2,1,3,2 2,1,3,2 2,1,3,2
 F.scaled_dot_product_attention(a, b, c, attn_mask=m([[1, 0], [1, 1]])) | s | 1,1,2,2 1,1,2,2 1,1,2,2

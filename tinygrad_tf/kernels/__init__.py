@@ -1,1 +1,26 @@
-"""Numba kernels: ndarrays in, ndarrays out. They know nothing of Tensors."""
+"""Numba kernels: ndarrays in, ndarrays out. They know nothing of Tensors.
+
+numba takes longer to import than all else together, so a module here is imported when it is first used:
+`from .. import kernels`, then `kernels.gemm.matmul(...)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import activation, attention, embedding, gemm, loss, normalization, optimizer, random, rotary, runtime
+
+_MODULES = "activation attention embedding gemm loss normalization optimizer random rotary runtime".split()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+__all__ = [
+    "activation", "attention", "embedding", "gemm", "loss", "normalization", "optimizer", "random", "rotary", "runtime",
+]  # fmt: skip

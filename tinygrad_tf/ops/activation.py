@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import activation as kernels
+from .. import kernels
 from .elementwise import abs, erf, expm1, sigmoid, tanh, where
 from .normalization import softmax
 from .primitive import fused, normalize_dims, primitive
@@ -16,8 +16,8 @@ from .shape import narrow
 
 @fused(
     "x",
-    forward=lambda x, approximate: (kernels.gelu(x, approximate == "tanh"), ()),
-    backward=lambda g, needs, x, approximate: [kernels.gelu_backward(g, x, approximate == "tanh")],
+    forward=lambda x, approximate: (kernels.activation.gelu(x, approximate == "tanh"), ()),
+    backward=lambda g, needs, x, approximate: [kernels.activation.gelu_backward(g, x, approximate == "tanh")],
     cheap=True,
 )
 def _gelu(x: Any, approximate: str = "none") -> Any:
@@ -43,8 +43,8 @@ def gelu(x: Any, approximate: str = "none") -> Any:
 
 @fused(
     "x",
-    forward=lambda x: (kernels.silu(x), ()),
-    backward=lambda g, needs, x: [kernels.silu_backward(g, x)],
+    forward=lambda x: (kernels.activation.silu(x), ()),
+    backward=lambda g, needs, x: [kernels.activation.silu_backward(g, x)],
     cheap=True,
 )
 def silu(x: Any) -> Any:

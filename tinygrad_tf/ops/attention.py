@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import rng
+from .. import kernels, rng
 from ..graph import TensorBase
-from ..kernels import attention as kernels
-from ..kernels import rotary as rotary_kernels
-from ..kernels.runtime import address
+from ..kernels.host import address
 from .elementwise import constant, exp, where
 from .primitive import fused, primitive
 from .products import matmul
@@ -29,7 +27,7 @@ def _options(
 
 
 def _forward(q: Any, k: Any, v: Any, *options: Any) -> Any:
-    out, lse = kernels.attention(q, k, v, **_options(*options))
+    out, lse = kernels.attention.attention(q, k, v, **_options(*options))
     return out, (lse,)
 
 
@@ -38,7 +36,7 @@ def _backward(
     dropout_p: float, key: int, call: int,
 ) -> Any:  # fmt: skip
     options = _options(scale, causal, mask, slopes, dropout_p, key, call)
-    return kernels.attention_backward(g, q, k, v, out, saved[0], **options)
+    return kernels.attention.attention_backward(g, q, k, v, out, saved[0], **options)
 
 
 @fused("q", "k", "v", forward=_forward, backward=_backward)
@@ -49,7 +47,7 @@ def _attention(
     (B, H, Tq, _), Tk = q.shape, k.shape[2]
     weights = attention_weights(q, k, scale, causal, mask, slopes)
     if dropout_p:
-        weights = weights * kernels.attention_dropout_mask(B, H, Tq, Tk, dropout_p, key, call, q.dtype)
+        weights = weights * kernels.attention.attention_dropout_mask(B, H, Tq, Tk, dropout_p, key, call, q.dtype)
     return matmul(weights, _repeat_heads(v, H))
 
 
@@ -62,8 +60,14 @@ _attention.name = "scaled_dot_product_attention"
 @primitive(x=lambda g: _join_heads(g), view=True, several=True)
 def split_heads(x: Any, heads: Sequence[int]) -> Any:
     """Cut the width into heads, and these into groups: x (B, T, sum(heads) d) -> for each group a (B, heads_i, T, d)."""
+    total = builtins.sum(heads)
+    if x.ndim != 3 or min(heads, default=0) < 1 or x.shape[2] % total:
+        raise ValueError(
+            f"split_heads: x must be (B, T, width) with the width a multiple of the {total} heads in {list(heads)}, "
+            f"got x of shape {x.shape}"
+        )
     B, T, width = x.shape
-    parts = x.reshape(B, T, builtins.sum(heads), -1 if x.size else width // builtins.sum(heads)).transpose(0, 2, 1, 3)
+    parts = x.reshape(B, T, total, width // total).transpose(0, 2, 1, 3)
     ends = list(itertools.accumulate(heads))
     return tuple([parts[:, end - n : end] for n, end in zip(heads, ends, strict=True)])
 
@@ -92,6 +96,8 @@ def _join_heads(tensors: Sequence[Any]) -> Any:
 @primitive(x=lambda g, x_shape: split_heads(g, x_shape[1:2])[0], view=True)
 def merge_heads(x: Any) -> Any:
     """Heads side by side again: x (B, H, T, d) -> (B, T, H d)."""
+    if x.ndim != 4:
+        raise ValueError(f"merge_heads: x must be (B, H, T, d), got x of shape {x.shape}")
     B, H, T, d = x.shape
     return x.transpose(0, 2, 1, 3).reshape(B, T, H * d)
 
@@ -209,8 +215,8 @@ def _four_axes(x: Any) -> Any:
 
 @fused(
     "x",
-    forward=lambda x, cos, sin: (rotary_kernels.rotary(x, cos, sin), ()),
-    backward=lambda g, needs, cos, sin: [rotary_kernels.rotary(g, cos, sin, inverse=True)],
+    forward=lambda x, cos, sin: (kernels.rotary.rotary(x, cos, sin), ()),
+    backward=lambda g, needs, cos, sin: [kernels.rotary.rotary(g, cos, sin, inverse=True)],
 )
 def rotary(x: Any, cos: Any, sin: Any) -> Any:
     """Rotate each pair (x_i, x_(i + d/2)) of a head by its position's angle: x (B, H, T, d), cos and sin (T, d/2).

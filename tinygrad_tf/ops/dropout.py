@@ -6,18 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from .. import rng
-from ..kernels import random as kernels
+from .. import kernels, rng
 from .primitive import fused
 
 
 @fused(
     "x",
-    forward=lambda x, p, key, call: (kernels.dropout(x, p, key, call), ()),
-    backward=lambda g, needs, p, key, call: [kernels.dropout(g, p, key, call)],
+    forward=lambda x, p, key, call: (kernels.random.dropout(x, p, key, call), ()),
+    backward=lambda g, needs, p, key, call: [kernels.random.dropout(g, p, key, call)],
 )
 def _dropout(x: Any, p: float, key: int, call: int) -> Any:
-    return x * kernels.dropout_mask(x.shape, p, key, call, x.dtype)
+    return x * kernels.random.dropout_mask(x.shape, p, key, call, x.dtype)
 
 
 _dropout.name = "dropout"

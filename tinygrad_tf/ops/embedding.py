@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import embedding as kernels
+from .. import kernels
 from .elementwise import constant, where
 from .indexing import getitem
 from .primitive import fused
@@ -14,13 +14,17 @@ from .primitive import fused
 
 def _backward(g: Any, needs: Any, ids: Any, weight_shape: Any, padding_idx: int | None) -> Any:
     rows, width = weight_shape
-    dweight = kernels.scatter_add_rows(g.reshape(-1, width), ids.reshape(-1), rows)
+    dweight = kernels.embedding.scatter_add_rows(g.reshape(-1, width), ids.reshape(-1), rows)
     if padding_idx is not None:
         dweight[padding_idx] = 0
     return [dweight]
 
 
-@fused("weight", forward=lambda ids, weight, padding_idx: (kernels.gather_rows(weight, ids), ()), backward=_backward)
+@fused(
+    "weight",
+    forward=lambda ids, weight, padding_idx: (kernels.embedding.gather_rows(weight, ids), ()),
+    backward=_backward,
+)
 def _embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
     rows = getitem(weight, ids)
     if padding_idx is None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .. import kernels
 from ..config import config
-from ..kernels import gemm
 from .primitive import fused
 from .products import _product, matmul
 
@@ -19,7 +19,7 @@ def _forward(x: Any, weight: Any, bias: Any) -> Any:
     shape = (*x.shape[:-1], len(weight))
     if config.matmul == "numba":
         out = np.empty(shape, x.dtype.newbyteorder("="))
-        gemm.multiply(rows, weight.T, out.reshape(len(rows), len(weight)), False, bias)
+        kernels.gemm.multiply(rows, weight.T, out.reshape(len(rows), len(weight)), False, bias)
     else:
         out = (rows @ weight.T if bias is None else rows @ weight.T + bias).reshape(shape)
     return out, ()
@@ -30,7 +30,7 @@ def _backward(g: Any, needs: Any, x: Any, weight: Any) -> Any:
     rows, g_rows = x.reshape(n, x.shape[-1]), g.reshape(n, g.shape[-1])
     dx = _product(g_rows, weight, x.shape) if needs[0] else None
     dweight = _product(g_rows.T, rows) if needs[1] else None
-    dbias = gemm.column_sums(g_rows) if needs[2] else None
+    dbias = kernels.gemm.column_sums(g_rows) if needs[2] else None
     return dx, dweight, dbias
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import loss as kernels
+from .. import kernels
 from .elementwise import where
 from .indexing import getitem, take_along_dim
 from .normalization import log_softmax
@@ -15,14 +15,14 @@ from .reductions import logsumexp, mean, sum
 
 
 def _forward(logits: Any, targets: Any, ignore_index: int, label_smoothing: float) -> Any:
-    losses, lse = kernels.cross_entropy(logits, targets, ignore_index, label_smoothing)
+    losses, lse = kernels.loss.cross_entropy(logits, targets, ignore_index, label_smoothing)
     return losses, (lse,)
 
 
 def _backward(
     g: Any, needs: Any, saved: Any, logits: Any, targets: Any, ignore_index: int, label_smoothing: float
 ) -> Any:
-    return [kernels.cross_entropy_backward(g, logits, targets, saved[0], ignore_index, label_smoothing)]
+    return [kernels.loss.cross_entropy_backward(g, logits, targets, saved[0], ignore_index, label_smoothing)]
 
 
 @fused("logits", forward=_forward, backward=_backward)

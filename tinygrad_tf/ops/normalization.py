@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kernels import normalization as kernels
+from .. import kernels
 from .elementwise import constant, exp, log, rsqrt
 from .primitive import fused, normalize_dims
 from .reductions import amax, mean, sum
@@ -13,8 +13,8 @@ from .shape import transpose
 
 @fused(
     "x",
-    forward=lambda x: (kernels.softmax(x), ()),
-    backward=lambda g, needs, out, x: [kernels.softmax_backward(g, out)],
+    forward=lambda x: (kernels.normalization.softmax(x), ()),
+    backward=lambda g, needs, out, x: [kernels.normalization.softmax_backward(g, out)],
 )
 def _softmax(x: Any) -> Any:
     e = exp(x - constant(amax(x, -1, True)))
@@ -23,8 +23,8 @@ def _softmax(x: Any) -> Any:
 
 @fused(
     "x",
-    forward=lambda x: (kernels.log_softmax(x), ()),
-    backward=lambda g, needs, out, x: [kernels.log_softmax_backward(g, out)],
+    forward=lambda x: (kernels.normalization.log_softmax(x), ()),
+    backward=lambda g, needs, out, x: [kernels.normalization.log_softmax_backward(g, out)],
 )
 def _log_softmax(x: Any) -> Any:
     shifted = x - constant(amax(x, -1, True))
@@ -61,12 +61,12 @@ def log_softmax(x: Any, dim: int) -> Any:
 
 
 def _layer_norm_forward(x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    y, mean_, rstd = kernels.layer_norm(x, weight, bias, eps)
+    y, mean_, rstd = kernels.normalization.layer_norm(x, weight, bias, eps)
     return y, (mean_, rstd)
 
 
 def _layer_norm_backward(g: Any, needs: Any, saved: Any, x: Any, weight: Any) -> Any:
-    return kernels.layer_norm_backward(g, x, weight, saved[0], saved[1], needs)
+    return kernels.normalization.layer_norm_backward(g, x, weight, saved[0], saved[1], needs)
 
 
 @fused("x", "weight", "bias", forward=_layer_norm_forward, backward=_layer_norm_backward, cheap=True)
@@ -82,7 +82,7 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) 
 
 
 def _rms_norm_forward(x: Any, weight: Any, eps: float) -> Any:
-    y, rstd = kernels.rms_norm(x, weight, eps)
+    y, rstd = kernels.normalization.rms_norm(x, weight, eps)
     return y, (rstd,)
 
 
@@ -90,7 +90,7 @@ def _rms_norm_forward(x: Any, weight: Any, eps: float) -> Any:
     "x",
     "weight",
     forward=_rms_norm_forward,
-    backward=lambda g, needs, saved, x, weight: kernels.rms_norm_backward(g, x, weight, saved[0], needs),
+    backward=lambda g, needs, saved, x, weight: kernels.normalization.rms_norm_backward(g, x, weight, saved[0], needs),
     cheap=True,
 )
 def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Any:

@@ -329,10 +329,12 @@ class Fused(_Callable):
         self._check_dtypes(arrays)
         profile = modes._profile.get()
         out, saved = self.forward(*arrays) if profile is None else profile.run(self, self.forward, arrays)
-        given = [values[p] for p in self.positions]
-        inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in given]
         node = None
-        if any([t is not None for t in inputs]) and modes._grad_enabled.get():
+        inputs: list[Any] = []
+        if modes._grad_enabled.get():
+            given = [values[p] for p in self.positions]
+            inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in given]
+        if any([t is not None for t in inputs]):
             node = Node(self, inputs, [out])
             kept: dict[str, Any] = (
                 {"saved": [Saved(s) if isinstance(s, np.ndarray) else s for s in saved]} if saved else {}

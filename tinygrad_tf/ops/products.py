@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from .. import kernels
 from ..config import config
-from ..kernels import gemm
 from .primitive import primitive
 
 
@@ -17,9 +17,9 @@ def _product(a: Any, b: Any, shape: Any = None) -> Any:
         out = np.matmul(a, b)
         return out if shape is None else out.reshape(shape)
     if shape is None:
-        return gemm.matmul(a, b)
+        return kernels.gemm.matmul(a, b)
     out = np.empty(shape, a.dtype.newbyteorder("="))
-    gemm.multiply(a, b, out.reshape(len(a), b.shape[-1]))
+    kernels.gemm.multiply(a, b, out.reshape(len(a), b.shape[-1]))
     return out
 
 

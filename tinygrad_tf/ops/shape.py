@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.runtime import address
+from ..kernels.host import address
 from .indexing import getitem
 from .primitive import normalize_dims, primitive
 from .reductions import broadcast_to

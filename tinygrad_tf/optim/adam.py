@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygrad_tf.kernels import optimizer as kernels
+from tinygrad_tf import kernels
 from tinygrad_tf.optim.optimizer import Array, Optimizer
 from tinygrad_tf.tensor import Tensor
 
@@ -45,7 +45,7 @@ class _Moments(Optimizer):
                 column.append(array)
         for (_, step), lists in calls.items():
             params, grads, firsts, seconds = lists
-            kernels.adamw(params, grads, firsts, seconds, lr, beta1, beta2, eps, self._decay(decay), step)
+            kernels.optimizer.adamw(params, grads, firsts, seconds, lr, beta1, beta2, eps, self._decay(decay), step)
         for p, target in copies:
             p._data[...] = target
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tinygrad_tf.kernels import optimizer as kernels
+from tinygrad_tf import kernels
 from tinygrad_tf.modes import _profile
 from tinygrad_tf.tensor import Tensor
 
@@ -45,12 +45,12 @@ def clip_grad_norm_(
     start = time.perf_counter()
     unique = {id(p): p for p in ([parameters] if isinstance(parameters, Tensor) else parameters)}
     gradients = [p.grad for p in unique.values() if p.grad is not None]
-    norm = math.sqrt(kernels.sum_of_squares([g._data for g in gradients]))
+    norm = math.sqrt(kernels.optimizer.sum_of_squares([g._data for g in gradients]))
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"clip_grad_norm_: the norm of the gradients is {norm}")
     factor = max_norm / (norm + 1e-6)
     if not factor >= 1:  # also for NaN
-        kernels.scale([g._data for g in gradients], factor)
+        kernels.optimizer.scale([g._data for g in gradients], factor)
         for g in gradients:
             g._bump()
     profile = _profile.get()
