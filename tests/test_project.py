@@ -84,3 +84,9 @@ def test_no_machine_paths():
     for path in [*ROOT.glob("*.md"), *ROOT.glob("examples/*"), *ROOT.glob("tinygrad_tf/**/*.py"), ROOT / "Makefile"]:
         if path.is_file() and path.suffix != ".pyc":
             assert not re.search(r"(^|[\s'\"=])/(work|root|home)/", path.read_text()), path
+
+
+def test_the_package_is_imported_without_numba():
+    code = "import sys, tinygrad_tf; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -171,7 +171,16 @@ class Node:
 
     def again(self) -> Array:
         """The result, computed again from what was saved."""
+        self.check_saved()
         return self.op.again(self)
+
+    def check_saved(self) -> None:
+        """Raise RuntimeError if an earlier backward freed what was saved."""
+        if self.saved is None:
+            raise RuntimeError(
+                f"backward of {self.op.name}: its saved values were freed by an earlier backward; "
+                "call that one with retain_graph=True to go through the graph twice"
+            )
 
 
 class Op:
@@ -364,11 +373,7 @@ def run_backward(
                         captured.setdefault((node, index), _Pending()).add(grads[index], False)
             if leading is not None and node not in leading:
                 continue
-            if node.saved is None:
-                raise RuntimeError(
-                    f"backward of {node.op.name}: its saved values were freed by an earlier backward; "
-                    "call that one with retain_graph=True to go through the graph twice"
-                )
+            node.check_saved()
             needs = tuple([e is not None and (leading is None or wanted(e)) for e in node.edges])
             compute = node.op.gradients if profile is None else profile.backward
             results = compute(node, grads, needs, create_graph)

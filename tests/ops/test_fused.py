@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import tinygrad_tf as tg
-from tinygrad_tf import graph
+from tinygrad_tf import graph, models
 from tinygrad_tf.nn import functional as F
 from tinygrad_tf.ops.primitive import Fused
 
@@ -179,3 +180,62 @@ def test_mixed_dtypes_are_refused() -> None:
         F.linear(tg.ones(2, 3), tg.ones(4, 3, dtype=np.float64))
     with pytest.raises(TypeError, match="share one dtype"):
         tg.ones(2, 3) @ tg.ones(3, 2, dtype=np.float64)
+
+
+def _step(kind: str) -> list[np.ndarray]:
+    """The gradients of a small model's step, from fixed seeds."""
+    tg.manual_seed(3)
+    settings = dict(norm="rms", activation="swiglu", position="rotary") if kind == "llama" else dict(dropout=0.1)
+    config = models.GPTConfig(vocab_size=13, block_size=8, n_layer=2, n_head=2, n_embd=16, **settings)  # type: ignore[arg-type]
+    model = models.GPT(config)
+    ids = np.random.default_rng(0).integers(0, 13, (3, 9))
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    return [p.grad.numpy().copy() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_results_computed_again_in_backward_change_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = _step(kind)
+    monkeypatch.setattr(graph, "WORTH_COMPUTING_AGAIN", 0)
+    for a, b in zip(kept, _step(kind), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_large_cheap_result_is_not_kept() -> None:
+    x = tg.randn(1024, 1025, requires_grad=True)
+    w = tg.randn(2, 1025, requires_grad=True)
+    y = F.gelu(x)
+    held = weakref.ref(y._data)
+    out = F.linear(y, w)
+    del y
+    assert held() is None
+    out.sum().backward()
+    with tg.no_grad():
+        np.testing.assert_allclose(w.grad.numpy(), np.ones((2, 1024)) @ F.gelu(x).numpy(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_cheap_result_changed_in_place_is_still_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "WORTH_COMPUTING_AGAIN", 0)
+    w = tg.randn(3, 4, requires_grad=True)
+    y = F.gelu(tg.randn(2, 4, requires_grad=True))
+    out = F.linear(y, w)
+    y += 1.0
+    with pytest.raises(RuntimeError, match="changed in place"):
+        out.sum().backward()
+
+
+def test_the_second_order_where_backward_needs_no_input() -> None:
+    x, b = (tg.randn(3, 4, requires_grad=True).double().detach().requires_grad_() for _ in range(2))
+    (g,) = tg.grad((F.dropout(x, 0.5) * b).sum(), x, create_graph=True)
+    (gb,) = tg.grad(g.sum(), b)
+    np.testing.assert_array_equal(gb.numpy(), g.numpy() / b.numpy())
+
+
+def test_a_cheap_result_whose_operation_was_freed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "WORTH_COMPUTING_AGAIN", 0)
+    h, w = tg.randn(2, 4, requires_grad=True), tg.randn(3, 4, requires_grad=True)
+    y = F.gelu(h)
+    out = F.linear(y, w)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="gelu: its saved values were freed.*retain_graph"):
+        tg.grad(out.sum(), w)

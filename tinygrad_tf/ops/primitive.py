@@ -304,7 +304,8 @@ class Fused(_Callable):
     each name in `inputs`, None where not needed. Behind g and needs, backward names what it needs, as a primitive's rule
     does: arguments, a `NAME_shape`, `out`, or `saved`. Only that is kept. `create_graph` differentiates the definition,
     evaluated again at the inputs; an input that backward does not name has no influence on the gradients, and zeros
-    stand for it. `cheap`: the result, where large, is computed again for those who need it in backward.
+    stand for it. `cheap`: the result, where large, is computed again for those who need it in backward; all
+    inputs are kept then.
     """
 
     def __init__(
@@ -318,7 +319,8 @@ class Fused(_Callable):
         super().__init__(definition, inputs)
         self.definition, self.forward, self.backward, self.cheap = definition, forward, backward, cheap
         self.names = _argument_names(backward)[2:]
-        self.wants = [self._want(name) for name in self.names if name != "saved"]
+        needed = dict.fromkeys([*self.names, *(inputs if cheap else ())])
+        self.wants = [self._want(name) for name in needed if name != "saved"]
         self.constants = [i for i in range(len(self.parameters)) if i not in self.positions]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
