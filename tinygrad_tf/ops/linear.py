@@ -10,26 +10,30 @@ import numpy as np
 from .. import kernels
 from ..config import config
 from .primitive import fused
-from .products import _product, matmul
+from .products import matmul
+
+
+def _product(a: Any, b: Any, shape: tuple[int, ...], bias: Any = None) -> Any:
+    """a b (+ bias) for matrices a and b, as a new array of this shape."""
+    if config.matmul == "numba":
+        out = np.empty(shape, a.dtype.newbyteorder("="))
+        kernels.gemm.multiply(a, b, out.reshape(len(a), b.shape[1]), False, bias)
+        return out
+    out = a @ b
+    return (out if bias is None else out + bias).reshape(shape)
 
 
 def _forward(x: Any, weight: Any, bias: Any) -> Any:
     # x: (..., in), weight: (out, in), bias: (out,)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    shape = (*x.shape[:-1], len(weight))
-    if config.matmul == "numba":
-        out = np.empty(shape, x.dtype.newbyteorder("="))
-        kernels.gemm.multiply(rows, weight.T, out.reshape(len(rows), len(weight)), False, bias)
-    else:
-        out = (rows @ weight.T if bias is None else rows @ weight.T + bias).reshape(shape)
-    return out, ()
+    return _product(rows, weight.T, (*x.shape[:-1], len(weight)), bias), ()
 
 
 def _backward(g: Any, needs: Any, x: Any, weight: Any) -> Any:
     n = math.prod(x.shape[:-1])
     rows, g_rows = x.reshape(n, x.shape[-1]), g.reshape(n, g.shape[-1])
     dx = _product(g_rows, weight, x.shape) if needs[0] else None
-    dweight = _product(g_rows.T, rows) if needs[1] else None
+    dweight = _product(g_rows.T, rows, weight.shape) if needs[1] else None
     dbias = kernels.gemm.column_sums(g_rows) if needs[2] else None
     return dx, dweight, dbias
 

@@ -11,16 +11,9 @@ from ..config import config
 from .primitive import primitive
 
 
-def _product(a: Any, b: Any, shape: Any = None) -> Any:
-    """The backend's product of two arrays of at least two axes; two-dimensional ones: in this shape, if one is given."""
-    if config.matmul != "numba" or a.dtype.kind != "f":
-        out = np.matmul(a, b)
-        return out if shape is None else out.reshape(shape)
-    if shape is None:
-        return kernels.gemm.matmul(a, b)
-    out = np.empty(shape, a.dtype.newbyteorder("="))
-    kernels.gemm.multiply(a, b, out.reshape(len(a), b.shape[-1]))
-    return out
+def _product(a: Any, b: Any) -> Any:
+    """The backend's product of two arrays of at least two axes."""
+    return kernels.gemm.matmul(a, b) if config.matmul == "numba" and a.dtype.kind == "f" else np.matmul(a, b)
 
 
 @primitive(a=lambda g, b: _matmul(g, b.mT), b=lambda g, a: _matmul(a.mT, g))
