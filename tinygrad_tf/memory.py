@@ -1,7 +1,8 @@
 """Freed memory stays with the process, so that the next training step finds it there.
 
-glibc gives the top of the heap back to the system as soon as a few megabytes are free, which is after every step; the
-next step then waits for thousands of page faults (7,800 and 29 ms of 90 in a small GPT's step).
+glibc gives the top of the heap back to the system as soon as a few megabytes are free, which is after every step, and
+gives each large array a mapping of its own, which goes back when the array is freed. The next step then waits for page
+faults and for the zeroing of pages: 29 ms of 90 in a small GPT's step, 0.8 s of 4.5 in one of width 384.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import ctypes
 import os
 import sys
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-KEEP = 1 << 30  # bytes that may lie free at the top of the heap
-MAPPED_FROM = 1 << 25  # bytes of an array that gets, and gives back, a mapping of its own: the most that glibc allows
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
+NEVER, NONE = -1, 0
 
 
 def keep_freed_memory() -> None:
@@ -23,5 +23,5 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return
-    mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
-    mallopt(M_TRIM_THRESHOLD, KEEP)
+    mallopt(M_MMAP_MAX, NONE)
+    mallopt(M_TRIM_THRESHOLD, NEVER)
