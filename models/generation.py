@@ -82,7 +82,9 @@ def next_probabilities(
     if (peak == -np.inf).any():
         raise ValueError("logits are all -inf: no token may come next")
     if temperature < GREEDY_BELOW:
-        return np.eye(scores.shape[-1])[scores.argmax(-1)]
+        probabilities = np.zeros_like(scores)
+        np.put_along_axis(probabilities, scores.argmax(-1, keepdims=True), 1.0, -1)
+        return probabilities
     infinite = peak == np.inf
     scores = np.where(infinite, np.where(scores == np.inf, 0.0, -np.inf), scores - np.where(infinite, 0.0, peak))
     order = np.argsort(-scores, axis=-1, kind="stable")  # of equals, the lowest id first
