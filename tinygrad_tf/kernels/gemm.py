@@ -40,7 +40,7 @@ from .runtime import device, kernel, routine, share
 KC = 256  # terms of a block
 MC = max(1, 192 // MR) * MR  # rows of A packed at a time
 NC = 2048  # columns of B packed at a time
-TASK_GRAIN = 1 << 17  # multiply-adds worth a thread
+TASK_GRAIN = 1 << 18  # multiply-adds worth a thread
 FEW_ROWS = 8  # up to so many rows, dot products beat tiles, if B's columns are contiguous
 PACKING = 16  # how many multiply-adds take as long as packing one number
 BY_ITEMS, BY_ROWS, BY_PANELS = range(3)  # what is shared out among the tasks
@@ -407,7 +407,7 @@ def _plan(
     if a_steps is None or b_steps is None:
         return None
     if m <= FEW_ROWS and not batch and b_strides == (size, depth * size):
-        return runtime.tasks(m * n * depth, TASK_GRAIN), 0
+        return runtime.tasks(m * n * depth, TASK_GRAIN // 2), 0  # these wait for memory
     items = math.prod(batch)
     b_row, b_column = b_steps
     nr = 2 * VECTOR_BYTES // size
