@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import llvmlite.ir as ir
 import numpy as np
 import pytest
+from numba import types
+from numba.extending import intrinsic
 
 import tinygrad_tf as tg
 from tinygrad_tf.kernels import activation, runtime
@@ -162,3 +165,25 @@ def test_bc69_one_pool_of_threads() -> None:
     """BC-69: kernels use one pool, no larger than the machine; with one thread none is started; BLAS takes no part."""
     done = subprocess.run([sys.executable, "-c", ONE_POOL], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+@intrinsic
+def _counted(typing, array):
+    """The address of what numba counts references to an array with; 0 if it counts none."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ptrtoint(context.make_array(array)(context, builder, arguments[0]).meminfo, ir.IntType(64))
+
+    return types.int64(array), generate
+
+
+@runtime.kernel
+def _what_is_counted(t, n_tasks, a, out):
+    out[t] = _counted(a)
+
+
+@pytest.mark.parametrize("n_tasks", [1, 3])
+def test_tasks_do_not_wait_for_the_count_of_references(n_tasks):
+    out = np.full(n_tasks, -1)
+    _what_is_counted(n_tasks, np.ones(4), out)
+    np.testing.assert_array_equal(out, 0)

@@ -11,6 +11,7 @@ Layouts: arguments are read where they are, by strides, as long as the last axis
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -33,33 +34,37 @@ def _dropout_rows(t, n_tasks, keep_mask, geometry, p):
 # -- from ndarrays to the kernels' flat arguments ----------------------------------------------------------------------
 
 
-def _flat(x: np.ndarray) -> tuple[np.ndarray, list[int]]:
+def _flat(x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     """x (B, H, T, d) as a flat array over its memory and the element strides of B, H, T; copied only if it must be."""
     size = x.itemsize
     flags = x.flags
+    steps = tuple([s // size for s in x.strides[:3]])
     if flags.carray and x.dtype.isnative:
-        return x.reshape(-1), [s // size for s in x.strides[:3]]
+        return x.reshape(-1), steps
     usable = flags.behaved and x.dtype.isnative and (x.shape[3] == 1 or x.strides[3] == size)
     owner = x.base
     usable = usable and isinstance(owner, np.ndarray) and owner.flags.carray and owner.dtype == x.dtype
-    if not usable or any(s < 0 or s % size for s in x.strides[:3]):
+    if not usable or any([s < 0 or s % size for s in x.strides[:3]]):
         x = np.array(x, x.dtype.newbyteorder("="), order="C")
-        return x.reshape(-1), [s // size for s in x.strides[:3]]
+        return x.reshape(-1), tuple([s // size for s in x.strides[:3]])
     first = (address(x) - address(owner)) // size
-    return owner.reshape(-1)[first:], [s // size for s in x.strides[:3]]
+    return owner.reshape(-1)[first:], steps
 
 
-def _mask(mask: np.ndarray | None, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """The mask's bytes, its values (one of the two empty), and [kind, four element strides], 0 on broadcast axes."""
-    no_bytes, no_values = np.zeros(1, np.uint8), np.zeros(1, dtype)
+_NOTHING = {np.dtype(kind): np.zeros(1, kind) for kind in (np.uint8, np.float32, np.float64)}
+
+
+def _mask(mask: np.ndarray | None, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """The mask's bytes, its values (one of the two empty), and (kind, four element strides), 0 on broadcast axes."""
+    no_bytes, no_values = _NOTHING[np.dtype(np.uint8)], _NOTHING[dtype]
     if mask is None:
-        return no_bytes, no_values, [NO_MASK, 0, 0, 0, 0]
+        return no_bytes, no_values, (NO_MASK, 0, 0, 0, 0)
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape) if mask.ndim < 4 else mask
     mask = mask[tuple(slice(0, 1) if s == 0 else slice(None) for s in mask.strides)]
     steps = [0 if n == 1 else math.prod(mask.shape[a + 1 :]) for a, n in enumerate(mask.shape)]
     if mask.dtype == np.bool_:
-        return np.require(mask, None, ["C", "W"]).reshape(-1).view(np.uint8), no_values, [BOOL_MASK, *steps]
-    return no_bytes, np.require(mask, dtype, ["C", "W", "A"]).reshape(-1), [FLOAT_MASK, *steps]
+        return np.require(mask, None, ["C", "W"]).reshape(-1).view(np.uint8), no_values, (BOOL_MASK, *steps)
+    return no_bytes, np.require(mask, dtype, ["C", "W", "A"]).reshape(-1), (FLOAT_MASK, *steps)
 
 
 def _signed(word: int) -> int:
@@ -67,37 +72,26 @@ def _signed(word: int) -> int:
     return (word + 2**63) % 2**64 - 2**63
 
 
+@functools.lru_cache(maxsize=256)
 def _geometry(
     sizes: tuple[int, ...],
-    strides: list[int],
-    mask: list[int],
+    strides: tuple[int, ...],
+    mask: tuple[int, ...],
     causal: bool,
-    slopes: np.ndarray | None,
+    slopes: bool,
     dropout_p: float,
     key: int,
     call: int,
     out_steps: tuple[int, int, int] = (0, 0, 0),
 ) -> np.ndarray:
-    geometry = np.array(
-        [
-            *sizes,
-            *strides,
-            *mask,
-            causal,
-            slopes is not None,
-            dropout_p > 0,
-            _signed(key),
-            _signed(call),
-            *out_steps,
-        ],
-        np.int64,
-    )
+    dropout = [causal, slopes, dropout_p > 0, _signed(key), _signed(call)]
+    geometry = np.array([*sizes, *strides, *mask, *dropout, *out_steps], np.int64)
     assert len(geometry) == GEOMETRY_SIZE
     return geometry
 
 
 def _slopes(slopes: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
-    return np.zeros(1, dtype) if slopes is None else np.require(slopes, dtype, ["C", "W", "A"])
+    return _NOTHING[dtype] if slopes is None else np.require(slopes, dtype, ["C", "W", "A"])
 
 
 def attention(
@@ -135,13 +129,13 @@ def attention(
         return view, lse
     (q_, q_steps), (k_, k_steps), (v_, v_steps) = _flat(q), _flat(k), _flat(v)
     mask_bytes, mask_values, mask_steps = _mask(mask, out.dtype)
-    out_steps = [length_q * heads * dv, dv, heads * dv]
+    out_steps = length_q * heads * dv, dv, heads * dv
     geometry = _geometry(
         (batch, heads, kv_heads, length_q, length_k, dk, dv),
-        [*q_steps, *k_steps, *v_steps, 0, 0, 0, *out_steps],
+        (*q_steps, *k_steps, *v_steps, 0, 0, 0, *out_steps),
         mask_steps,
         causal,
-        slopes,
+        slopes is not None,
         dropout_p,
         key,
         call,
@@ -206,10 +200,10 @@ def attention_backward(
         mask_bytes, mask_values, mask_steps = _mask(mask, dtype)
         geometry = _geometry(
             (batch, heads, kv_heads, length_q, length_k, dk, dv),
-            [*q_steps, *k_steps, *v_steps, *g_steps, *o_steps],
+            (*q_steps, *k_steps, *v_steps, *g_steps, *o_steps),
             mask_steps,
             causal,
-            slopes,
+            slopes is not None,
             dropout_p,
             key,
             call,
@@ -246,7 +240,7 @@ def attention_dropout_mask(
     mask = np.empty((batch, heads, length_q, length_k), dtype)
     if mask.size:
         geometry = _geometry(
-            (batch, heads, heads, length_q, length_k, 0, 0), [0] * 15, [0] * 5, False, None, p, key, call
+            (batch, heads, heads, length_q, length_k, 0, 0), (0,) * 15, (0,) * 5, False, False, p, key, call
         )
         _dropout_rows(tasks(mask.size), mask.reshape(-1), geometry, p)
     return mask

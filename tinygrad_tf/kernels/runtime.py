@@ -288,7 +288,9 @@ def _launch(typing_context, runner, kernel, n_tasks, arguments):
         integer = n_tasks_.type
         parts = [builder.extract_value(tuple_, i) for i in range(len(arguments))]
         for i, argument in enumerate(arguments):
-            if isinstance(argument, types.Array):  # (reference count, owner, ...): the caller holds the array, not the tasks,
+            if isinstance(
+                argument, types.Array
+            ):  # (reference count, owner, ...): the caller holds the array, not the tasks,
                 for at in (0, 1):  # or they would wait for one another's counting, at every slice of an array
                     parts[i] = builder.insert_value(parts[i], parts[i].type.elements[at](None), at)
         struct = ir.LiteralStructType([integer, *(p.type for p in parts)])
