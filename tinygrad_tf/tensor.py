@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -39,17 +40,10 @@ class Tensor(TensorBase):
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._data.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._data.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self._data.ndim
+    # properties that Python reads without calling one of its functions: they are read several times an operation
+    shape: tuple[int, ...] = property(attrgetter("_data.shape"))  # type: ignore[assignment]
+    dtype: np.dtype[Any] = property(attrgetter("_data.dtype"))  # type: ignore[assignment]
+    ndim: int = property(attrgetter("_data.ndim"))  # type: ignore[assignment]
 
     def dim(self) -> int:
         return self._data.ndim
