@@ -349,7 +349,10 @@ def _entry(argument_types: tuple):
 
 
 class Kernel:
-    """A function of its task, (t, n_tasks, *arguments): compiled at its first call, run for every t at once."""
+    """A function of its task, (t, n_tasks, *arguments): compiled at its first call, run for every t at once.
+
+    Each array among the arguments has the same number of axes in every call.
+    """
 
     def __init__(self, function) -> None:
         self.__name__ = function.__name__
@@ -358,7 +361,7 @@ class Kernel:
         self.compiled: dict[tuple, tuple] = {}
 
     def __call__(self, n_tasks: int, *arguments) -> None:
-        key = tuple([(a.dtype, a.ndim) if type(a) is np.ndarray else type(a) for a in arguments])
+        key = (*map(type, arguments), *[a.dtype for a in arguments if type(a) is np.ndarray])
         with lock:
             found = self.compiled.get(key)
             if found is None:
