@@ -239,3 +239,13 @@ def test_a_cheap_result_whose_operation_was_freed_says_so(monkeypatch: pytest.Mo
     y.sum().backward()
     with pytest.raises(RuntimeError, match="gelu: its saved values were freed.*retain_graph"):
         tg.grad(out.sum(), w)
+
+
+def test_the_second_order_beside_a_frozen_input_that_backward_does_not_need() -> None:
+    x, weight = (
+        tg.randn(2, 3, 4, dtype=tg.float64, requires_grad=True),
+        tg.randn(4, dtype=tg.float64, requires_grad=True),
+    )
+    bias = tg.randn(4, dtype=tg.float64)
+    assert tg.gradgradcheck(lambda x, w: F.layer_norm(x, (4,), w, bias), (x, weight))
+    assert tg.gradgradcheck(lambda x: F.linear(x, weight.detach().reshape(1, 4), tg.ones(1, dtype=tg.float64)), (x,))

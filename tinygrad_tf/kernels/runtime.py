@@ -288,10 +288,10 @@ def _launch(typing_context, runner, kernel, n_tasks, arguments):
         integer = n_tasks_.type
         parts = [builder.extract_value(tuple_, i) for i in range(len(arguments))]
         for i, argument in enumerate(arguments):
-            if isinstance(
-                argument, types.Array
-            ):  # (reference count, owner, ...): the caller holds the array, not the tasks,
-                for at in (0, 1):  # or they would wait for one another's counting, at every slice of an array
+            if isinstance(argument, types.Array):
+                # An array begins with what counts its references, and its owner. The caller holds it; tasks that
+                # counted would wait for one another at every slice of it.
+                for at in (0, 1):
                     parts[i] = builder.insert_value(parts[i], parts[i].type.elements[at](None), at)
         struct = ir.LiteralStructType([integer, *(p.type for p in parts)])
         three = ir.FunctionType(ir.VoidType(), [integer] * 3)

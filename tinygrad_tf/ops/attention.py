@@ -77,15 +77,12 @@ def _join_heads(tensors: Sequence[Any]) -> Any:
     """The transpose of `split_heads`. Parts that lie side by side in one array, as attention leaves its gradients, are it."""
     first = tensors[0]
     (B, _, T, d), heads = first.shape, builtins.sum([t.shape[1] for t in tensors])
-    packed, at = first.base, address(first)
+    packed = first.base
+    strides = tuple([n * first.itemsize for n in (T * heads * d, d, heads * d, 1)])
     if packed is not None and packed.size == B * T * heads * d and packed.flags.c_contiguous:
         at = address(packed)
         for t in tensors:
-            if (
-                t.base is not packed
-                or t.strides != (T * heads * d * t.itemsize, d * t.itemsize, heads * d * t.itemsize, t.itemsize)
-                or address(t) != at
-            ):
+            if t.base is not packed or t.strides != strides or address(t) != at:
                 break
             at += t.shape[1] * d * t.itemsize
         else:

@@ -321,6 +321,7 @@ class Fused(_Callable):
         self.names = _argument_names(backward)[2:]
         needed = dict.fromkeys([*self.names, *(inputs if cheap else ())])
         self.wants = [self._want(name) for name in needed if name != "saved"]
+        self.unnamed = [(i, p) for i, p in enumerate(self.positions) if inputs[i] not in needed]
         self.constants = [i for i in range(len(self.parameters)) if i not in self.positions]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -342,6 +343,9 @@ class Fused(_Callable):
                 {"saved": [Saved(s) if isinstance(s, np.ndarray) else s for s in saved]} if saved else {}
             )
             self._keep(kept, self.wants, values, out)
+            for i, p in self.unnamed:
+                if inputs[i] is None and values[p] is not None:  # for the definition, which may not do without it
+                    kept[self.inputs[i]] = Saved(values[p])
             node.saved = kept
             node.static = [Saved(v) if isinstance(v, TensorBase) else v for v in [values[i] for i in self.constants]]
             if profile is not None:
