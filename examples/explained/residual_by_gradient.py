@@ -128,7 +128,9 @@ def run(seed: int, size: Size) -> Result:
         "one_block": gradient["plain", 1],
         "one_back": float(np.mean(give_back("plain", 1, random, 2 * steps)[-10:])),
     }
-    return Result(values, {"gradient": gradient, "depths": depths, "curves": curves, "spectra": spectra, "matrix": matrix})
+    return Result(
+        values, {"gradient": gradient, "depths": depths, "curves": curves, "spectra": spectra, "matrix": matrix}
+    )
 
 
 def draw(figure: Any, results: list[Result]) -> None:
@@ -165,7 +167,9 @@ EXPERIMENT = Experiment(
         Check("residual", "the same, with skips, the smaller of two kinds", at_least=0.5),
         Check("plain_learned", "loss left by 30 steps, 64 blocks, no skips", at_least=0.9),
         Check("pre_learned", "loss left by 30 steps, 64 blocks, pre-norm", at_most=0.7),
-        Check("plain_median", "dy/dx, 64 plain blocks that hold the scale: median / largest singular value", at_most=1e-6),
+        Check(
+            "plain_median", "dy/dx, 64 plain blocks that hold the scale: median / largest singular value", at_most=1e-6
+        ),
         Check("pre_median", "dy/dx, 64 pre-norm blocks: median / largest singular value", at_least=0.05),
         Check("w_o", "x + output of W_O against x + attention", at_most=0),
         Check("qkv", "Q, K, V against what is added, the nearest", at_least=0.3),

@@ -39,7 +39,7 @@ def data(random: np.random.Generator) -> tuple[Any, Any]:
 
 def noise(x: Any, random: np.random.Generator) -> Stage:
     """A bad stage: a fixed random function of the input, of standard deviation BAD on x."""
-    a, b, c = random.standard_normal((INPUTS, 16)) * 4, random.standard_normal(16), random.standard_normal(16)
+    a, b, c = random.standard_normal((INPUTS, 16)) * 2, random.standard_normal(16), random.standard_normal(16)
     raw = np.tanh(x @ a + b) @ c
     return lambda t: BAD * (np.tanh(t @ a + b) @ c - raw.mean()) / raw.std()
 
@@ -110,14 +110,14 @@ def train(net: Network, x: Any, y: Any, steps: int, jointly: bool) -> list[Any]:
                 stream = net.step(i, stream, x)
             return ((net.read(stream) - target) ** 2).mean()
 
-        fit([p for i in good for p in net.blocks[i].parameters()], joint, steps, lr=3e-3, warmup=10)
+        fit([p for i in good for p in net.blocks[i].parameters()], joint, steps, lr=6e-3, warmup=20)
     for i in range(len(net.blocks)):
 
         def alone(i: int = i) -> Any:
             return ((net.read(net.step(i, streams[i], x)) - target) ** 2).mean()
 
         if not jointly and i in good:
-            fit(net.blocks[i].parameters(), alone, steps // 2, lr=3e-3, warmup=10)
+            fit(net.blocks[i].parameters(), alone, steps // 2, lr=6e-3, warmup=10)
         streams.append(net.step(i, streams[i], x).detach())
     return [net.read(s).numpy()[:, 0] for s in streams]
 
@@ -125,7 +125,7 @@ def train(net: Network, x: Any, y: Any, steps: int, jointly: bool) -> list[Any]:
 def run(seed: int, size: Size) -> Result:
     random = np.random.default_rng(seed)
     x, y = data(random)
-    bad, steps = noise(x, random), size.pick(150, 400, 3000)
+    bad, steps = noise(x, random), size.pick(200, 400, 3000)
 
     def network(stages: int, jointly: bool, place: int | None = None) -> list[Any]:
         tg.manual_seed(seed)
@@ -194,7 +194,9 @@ EXPERIMENT = Experiment(
         Check("stagewise_first", "first of 3 blocks and of 6, stage by stage: difference", at_most=0, control=True),
         Check("stagewise_last", "last stage bad: harm that stays, stage by stage", at_least=0.8, control=True),
         Check("trees_step", "error after a tree / before it, the largest", at_most=1, control=True),
-        Check("stagewise_step", "error after a block / before it, stage by stage, the largest", at_most=1, control=True),
+        Check(
+            "stagewise_step", "error after a block / before it, stage by stage, the largest", at_most=1, control=True
+        ),
         Check("largest", "error at the end, the largest of three", at_most=0.2, control=True),
     ),
     run,
