@@ -4,7 +4,7 @@ Claim. To continue … A B … A with B, a word must be found by what stood befo
 not its neighbour. Two layers can: the first writes the previous word into each place, the second looks for the place whose previous word is the present one.
 
 Expected. In sequences of 4 pairs of words drawn anew, then pairs asked for again, two causal blocks name the partner of the word asked for at least 0.95 of the time. One block is
-at most 0.5 right (a guess among the 4 partners: 0.25). In the two blocks, a head of the first gives the previous word a weight of at least 0.5 (mean over the partners' places),
+at most 0.5 right (a guess among the 4 partners: 0.25), after at least as many steps (normally twice as many). In the two blocks, a head of the first gives the previous word a weight of at least 0.5 (mean over the partners' places),
 and one of the second gives the partner's place at least 0.5.
 
 Control. One block of twice the width (more parameters than the two) is at most 0.5 right. One block whose words come with their predecessors, as the first layer would bring
@@ -87,7 +87,7 @@ def run(seed: int, size: Size) -> Result:
     untrained = max(heads(two, random)[:2])
     right, curves = {}, {}
     right["2 blocks"], curves["2 blocks"] = trained(two, size.pick(1500, 2500, 5000), random)
-    equal = size.pick(1, 1, 10) * max(len(curves["2 blocks"]), 300)  # as many steps as two blocks needed
+    equal = size.pick(1, 2, 10) * max(len(curves["2 blocks"]), 250)  # at least as many steps as two blocks needed
     for name, model in (
         ("1 block", Reader(1, 32)),
         ("1 block, twice as wide", Reader(1, 64)),
@@ -116,7 +116,7 @@ def draw(figure: Any, results: list[Result]) -> None:
             smooth = np.convolve(losses, np.ones(15) / 15, "valid")
             curve.plot(smooth, color=colour, lw=1.2, label=None if i else name)
     curve.axhline(np.log(PAIRS), color="k", ls=":", lw=1)
-    curve.text(0, np.log(PAIRS), "a guess among the partners", fontsize=9, va="bottom")
+    curve.text(0, np.log(PAIRS), "a guess of a partner", fontsize=10, va="top")
     curve.set(title="loss in training", xlabel="step", ylim=(0, 3.6))
     curve.legend(fontsize=10, loc="upper right")
     (one, two), ids = results[0].data["maps"]

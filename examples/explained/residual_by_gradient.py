@@ -70,7 +70,7 @@ def added(random: np.random.Generator) -> dict[str, float]:
     return values
 
 
-def give_back(kind: str, depth: int, random: np.random.Generator, steps: int) -> list[float]:
+def give_back(kind: str, depth: int, random: np.random.Generator, steps: int, lr: float = 5e-3) -> list[float]:
     """The losses of some blocks that learn y = x."""
     net = Network(kind, depth)
     net = hold_the_scale(net) if kind == "plain" else net
@@ -79,7 +79,7 @@ def give_back(kind: str, depth: int, random: np.random.Generator, steps: int) ->
         x = tg.tensor(random.standard_normal((64, WIDTH)).astype("f"))
         return ((net.stream(x) - x) ** 2).mean()
 
-    return fit(net.blocks.parameters(), loss, steps, lr=2e-3, warmup=10)
+    return fit(net.blocks.parameters(), loss, steps, lr=lr, warmup=10)
 
 
 def forgetful(random: np.random.Generator, steps: int) -> tuple[Any, float]:
@@ -108,9 +108,9 @@ def run(seed: int, size: Size) -> Result:
         "plain": singular(hold_the_scale(Network("plain", DEEP)), random),
         "pre-norm": singular(Network("pre-norm", DEEP), random),
     }
-    steps = size.pick(100, 300, 2000)
+    steps = size.pick(150, 250, 2000)
     curves = {kind: give_back(kind, 16, random, steps) for kind in ("plain", "residual")}
-    matrix, error = forgetful(random, size.pick(400, 800, 3000))
+    matrix, error = forgetful(random, size.pick(300, 800, 3000))
     values = {
         "certified": max(certificate(p, random) for p in ("pre", "post")),
         "plain": gradient["plain", DEEP],
@@ -126,7 +126,7 @@ def run(seed: int, size: Size) -> Result:
         "forgotten": float(np.linalg.norm(matrix[:, : D // 2]) / np.linalg.norm(matrix[:, D // 2 :])),
         "certified_still": error,
         "one_block": gradient["plain", 1],
-        "one_back": float(np.mean(give_back("plain", 1, random, 2 * steps)[-10:])),
+        "one_back": float(np.mean(give_back("plain", 1, random, 2 * steps, 1e-2)[-10:])),
     }
     return Result(
         values, {"gradient": gradient, "depths": depths, "curves": curves, "spectra": spectra, "matrix": matrix}
