@@ -13,6 +13,8 @@ Control. The three models have as many parameters, to a ratio of 0.95 to 1.05: w
 right answers by more than 0.15: what is lost is what was learned.
 
 Note. Replaced by its mean over all questions of the same kind (mean ablation, 消融): the layer's usual part stays, what depends on the question goes.
+The two halves ask different things: what a trained block does with its layers, and what each layer could do. If attention layers alone learn the facts, too, then they have what it takes (weights that store,
+and softmax and norm that are not linear), and the FFN is where a block puts facts when it has one, not the only place for them.
 """
 
 from typing import Any

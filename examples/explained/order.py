@@ -104,7 +104,7 @@ def run(seed: int, size: Size) -> Result:
     blind = Reader("none").double().blocks
     x, order = normal(random, 2, T, D), random.permutation(T)
     differences = {kind: sentences(kind) for kind in KINDS}
-    steps = size.pick(150, 400, 1500)  # at most: it ends when the task is learned
+    steps = size.pick(150, 300, 1500)  # at most: it ends when the task is learned
     answers, losses = {}, {}
     for kind in KINDS if size > Size.QUICK else ("none", "causal mask only", "rotary"):
         answers[kind], losses[kind] = trained(kind, random, steps)

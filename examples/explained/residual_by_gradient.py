@@ -140,16 +140,17 @@ def draw(figure: Any, results: list[Result]) -> None:
     for i, r in enumerate(results):
         for kind, colour in colours.items():
             label, depths = None if i else names[kind], r.data["depths"]
-            panels[0].loglog(depths, [r.data["gradient"][kind, d] for d in depths], "o-", color=colour, label=label)
+            style = {"residual": "s-", "pre-norm": "o--"}.get(kind, "o-")
+            panels[0].loglog(depths, [r.data["gradient"][kind, d] for d in depths], style, color=colour, label=label)
             if kind in r.data["spectra"]:
                 panels[1].semilogy(range(1, WIDTH + 1), r.data["spectra"][kind], color=colour, label=label)
             if kind in r.data["curves"]:
                 panels[2].semilogy(r.data["curves"][kind], color=colour, lw=1.2, label=label)
     panels[0].set_xscale("log", base=2)
     panels[0].set_xticks(results[0].data["depths"], results[0].data["depths"])
-    panels[0].set(title="gradient, input / end", xlabel="blocks")
-    panels[1].set(title=f"dy/dx, {DEEP} blocks of held scale:\nsingular values", xlabel="number", ylim=(1e-18, 3))
-    panels[2].set(title="16 blocks learn y = x: loss", xlabel="step")
+    panels[0].set(title="gradient, input / end,\nbefore training", xlabel="blocks")
+    panels[1].set(title=f"dy/dx through {DEEP} blocks:\nsingular values / largest", xlabel="number", ylim=(1e-18, 3))
+    panels[2].set(title="16 blocks learn y = x:\nloss", xlabel="step")
     for axes in panels[:3]:
         axes.legend(fontsize=10, loc="lower left" if axes is not panels[2] else "center right")
     image = panels[3].imshow(results[0].data["matrix"], cmap="Blues", vmin=0, vmax=1)
