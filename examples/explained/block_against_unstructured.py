@@ -30,7 +30,7 @@ class Embedded(nn.Module):
         super().__init__()
         self.keys, self.values, self.asked = (nn.Embedding(n, D) for n in (ITEMS, VALUES, ITEMS))
 
-    def embed(self, keys: Any, values: Any, asked: Any) -> tg.Tensor:
+    def embed(self, keys: Any, values: Any, asked: Any) -> Any:
         items = self.keys(tg.tensor(keys)) + self.values(tg.tensor(values))
         return tg.cat([items, self.asked(tg.tensor(asked[:, None]))], 1)
 

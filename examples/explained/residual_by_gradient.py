@@ -34,7 +34,7 @@ def certificate(placement: str, random: np.random.Generator) -> float:
     """The largest error of I + dF/dx, and of the block's (I + J2)(I + J1), against finite differences."""
     block = nn.TransformerBlock(4, 2, causal=True, placement=placement).double()
     found = tg.inspect.identity_path(block, normal(random, 1, 3, 4), show=False)
-    return max([found.product or 0.0, *(r.differences for r in found.residuals)])
+    return float(max([found.product or 0.0, *(r.differences for r in found.residuals)]))
 
 
 def hold_the_scale(net: Network) -> Network:
@@ -53,8 +53,8 @@ def singular(net: Network, random: np.random.Generator) -> Any:
 
 def added(random: np.random.Generator) -> dict[str, float]:
     """What the first Residual of a block adds, against what its attention computes on the way."""
-    block = nn.TransformerBlock(D, 2).double()
-    mha: Any = block.attention.f
+    block: Any = nn.TransformerBlock(D, 2).double()
+    mha = block.attention.f
     seen: dict[str, Any] = {}
     handle = mha.out_proj.register_forward_hook(lambda module, args, output: seen.update(out=output))
     x = normal(random, 2, 6, D)
