@@ -132,7 +132,7 @@ def draw(figure: Any, results: list[Result]) -> None:
             axes.bar(x, np.mean(shares), 0.25, color=colour, label=None if i else task)
             axes.plot([x] * len(shares), shares, "k.")
     axes.axhline(1 / VALUES, color="k", ls=":", lw=1)
-    axes.text(len(names) - 0.55, 1 / VALUES, "chance", va="bottom", ha="right", fontsize=10)
+    axes.text(1.01, 1 / VALUES, "chance", va="center", fontsize=10, transform=axes.get_yaxis_transform())
     axes.set_xticks(range(len(names)), [n.replace(" ", "\n", 1) for n in names])
     axes.set(title="right answers", ylim=(0, 1.05))
     axes.legend(ncols=1, loc="center left", bbox_to_anchor=(1, 0.5))

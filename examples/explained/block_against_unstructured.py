@@ -124,6 +124,7 @@ def draw(figure: Any, results: list[Result]) -> None:
         axes.axhline(1 / VALUES, color="k", ls=":", lw=1)
         axes.set_ylim(0, 1.12)
     sizes = results[0].data["sizes"]
+    left.text(sizes[-1], 1 / VALUES, "chance", va="bottom", ha="right", fontsize=10)
     left.set_xticks(sizes, [str(n) for n in sizes])
     left.minorticks_off()
     left.set(title="right answers: the value of a key", xlabel="sequences trained on")
