@@ -126,7 +126,7 @@ def draw(figure: Any, results: list[Result]) -> None:
         image = axes.imshow(matrix, cmap="Oranges", vmin=0, vmax=0.6)
         for (layer, k), value in np.ndenumerate(matrix):
             dark = value > 0.4
-            axes.text(k, layer, f"{value:.2f}", ha="center", va="center", color="white" if dark else "black")
+            axes.text(k, layer, f"{max(value, 0):.2f}", ha="center", va="center", color="white" if dark else "black")
         axes.set_xticks(range(3), ["drug", "symptom", "Hb"])
         axes.set_yticks(range(len(matrix)), [f"block {i + 1}" for i in range(len(matrix))])
         axes.set_title(title)

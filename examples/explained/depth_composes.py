@@ -7,7 +7,7 @@ Expected. One hop is solved without attention and 2 hops by 1 block, each at lea
 0.125), where 2 blocks are at least 0.9 right. So 2 blocks follow 4 hops, and the layers cannot each have the role of one step.
 
 Control. Without any block, 2 hops are at most 0.3 right. On 4 hops, 1 block with twice the width (more parameters than the 2 blocks)
-is at most 0.6 right: it is depth, not size. One block gets at least as many steps as two needed (normally four times as many).
+is at most 0.6 right: it is depth, not size. One block gets at least as many steps as two needed (normally twice as many).
 
 Note. The pointers form one cycle through all tokens, so that no short cut leads back to where a chain began. They are drawn anew for the test.
 """
@@ -65,7 +65,7 @@ def run(seed: int, size: Size) -> Result:
     random = np.random.default_rng(seed)
     short = size.pick(200, 300, 1000)
     right = {(2, 4): trained(2, 4, 32, size.pick(1000, 1500, 5000), random)}
-    equal = size.pick(1, 4, 10) * len(right[2, 4][1])  # at least as many steps for one block
+    equal = size.pick(1, 2, 10) * len(right[2, 4][1])  # at least as many steps for one block
     plan = {(0, 1): short, (0, 2): short, (1, 1): short, (1, 2): short, (1, 4): equal, (2, 2): short}
     right |= {key: trained(*key, 32, steps, random) for key, steps in plan.items()}
     values = {
