@@ -116,7 +116,8 @@ def draw(figure: Any, results: list[Result]) -> None:
             smooth = np.convolve(losses, np.ones(15) / 15, "valid")
             curve.plot(smooth, color=colour, lw=1.2, label=None if i else name)
     curve.axhline(np.log(PAIRS), color="k", ls=":", lw=1)
-    curve.text(0, np.log(PAIRS), "a guess of a partner", fontsize=10, va="top")
+    place: Any = {"ha": "right", "va": "top", "transform": curve.get_yaxis_transform()}
+    curve.text(1, np.log(PAIRS) - 0.03, "a guess of a partner", fontsize=10, **place)
     curve.set(title="loss in training", xlabel="step", ylim=(0, 3.6))
     curve.legend(fontsize=10, loc="upper right")
     (one, two), ids = results[0].data["maps"]
