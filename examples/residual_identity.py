@@ -170,14 +170,16 @@ def train(network: Network, steps: int) -> None:
         optimizer.step()
 
 
-def sweep(depths: Sequence[int], steps: int) -> tuple[list[Reading], list[Reading]]:
+def sweep(
+    depths: Sequence[int], steps: int, kinds: Sequence[str] = tuple(THRESHOLDS), seed: int = 0
+) -> tuple[list[Reading], list[Reading]]:
     """Every kind at every depth, before and after training."""
     before, after = [], []
     threads = tg.get_num_threads()
     tg.set_num_threads(1)  # these matrices are too small to share
-    for kind in THRESHOLDS:
+    for kind in kinds:
         for depth in depths:
-            tg.manual_seed(depth)
+            tg.manual_seed(1000 * seed + depth)
             network = Network(kind, depth).double()
             before.append(read(network, kind, depth))
             train(network, steps)

@@ -5,8 +5,8 @@ Claim. The weights of a head (注意力头) are positive and sum to 1, so its ou
 leave it.
 
 Expected. No output of a head is outside the hull of its values (share 0), and none of one head's behind W_O outside
-the hull of the values behind W_O (share 0). Of the outputs of two heads, at least 0.2 are outside the hull of the values that
-the two heads have together; of x + attention at least 0.5, and of x + FFN(x) at least 0.2 outside the hull of all x.
+the hull of the values behind W_O (share 0); that hull is another: at least 0.2 are outside the hull of the values in front of W_O. Of the outputs of two heads, at least 0.2 are outside the hull of the values that
+the two heads have together; of x + attention at least 0.5, and of x + FFN(x) at least 0.2 outside the hull of all x; of the whole block's, too, at least 0.2 are outside the hull of all x.
 
 Control. The same head without softmax, its scores divided by their sum, is outside in at least 0.2 of the positions: the
 test of being outside can see it. The mean of the values is outside in none (share 0).
@@ -40,7 +40,7 @@ def outside(points: Any, corners: Any, random: np.random.Generator, n: int) -> f
 def run(seed: int, size: Size) -> Result:
     random = np.random.default_rng(seed)
     n = size.pick(3000, 20000, 100000)
-    names = ("head", "mapped", "no_softmax", "mean", "two_heads", "residual", "ffn")
+    names = ("head", "mapped", "w_o", "no_softmax", "mean", "two_heads", "residual", "ffn", "block")
     shares: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(size.pick(8, 24, 50)):
         x = 2.0 * normal(random, 1, T, D)
@@ -56,11 +56,13 @@ def run(seed: int, size: Size) -> Result:
         for name, points, corners in (
             ("head", weights[0, 0] @ values, values),
             ("mapped", y[0], mapped),
+            ("w_o", y[0], values),
             ("no_softmax", no_softmax, values),
             ("mean", values.mean(0, keepdim=True), values),
             ("two_heads", two(x)[0], together),
             ("residual", (x + y)[0], mapped),
             ("ffn", (x + ffn(x))[0], x[0]),
+            ("block", nn.TransformerBlock(D, 2).double()(x)[0], x[0]),
         ):
             shares[name].append(outside(points, corners, random, n))
     return Result({name: float(np.mean(s)) for name, s in shares.items()}, picture(random))
@@ -124,9 +126,11 @@ EXPERIMENT = Experiment(
     (
         Check("head", "share outside: a head, of its values' hull", at_most=0),
         Check("mapped", "share outside: one head behind W_O, of the values behind W_O", at_most=0),
+        Check("w_o", "share outside: one head behind W_O, of the values in front of it", at_least=0.2),
         Check("two_heads", "share outside: two heads, of their joint values", at_least=0.2),
         Check("residual", "share outside: x + attention, of the values behind W_O", at_least=0.5),
         Check("ffn", "share outside: x + FFN(x), of all x", at_least=0.2),
+        Check("block", "share outside: the block, of all x", at_least=0.2),
         Check("no_softmax", "share outside: the head without softmax", at_least=0.2, control=True),
         Check("mean", "share outside: the mean of the values", at_most=0, control=True),
     ),
