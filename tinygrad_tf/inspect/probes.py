@@ -65,7 +65,7 @@ def probe(
     *,
     groups: Any = None,
     held_out: float = 0.5,
-    penalty: float = 1e-3,
+    penalty: float = 1e-4,
     splits: int = 5,
     seed: int = 0,
 ) -> Probe:
@@ -79,7 +79,7 @@ def probe(
         groups: the same shape; a group is fitted to or held out as a whole (default: each example is a group). Use it where
             equal examples occur more than once, or they stand on both sides.
         held_out: the share of groups that is kept for the measurement (default 0.5).
-        penalty: of the weights (default 1e-3).
+        penalty: of the weights (default 1e-4).
         splits: how many random splits (default 5); `seed` draws them (default 0).
 
     Raises:
