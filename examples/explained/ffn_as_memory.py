@@ -29,7 +29,7 @@ from .frame import Check, Experiment, Result, Size, fit
 RELATIONS, SUBJECTS, OBJECTS, D_FF = 8, 16, 16, 64
 FIRST_OBJECT, VOCAB = RELATIONS + SUBJECTS, RELATIONS + SUBJECTS + OBJECTS
 IDS = np.stack(np.divmod(np.arange(RELATIONS * SUBJECTS), SUBJECTS), 1) + [0, RELATIONS]  # (128, 2): relation, subject
-FFN, PARIS, STEP = "blocks.0.feed_forward", 0, 0.005  # which fact 巴黎 → ... is
+FFN, PARIS, STEP = "blocks.0.feed_forward", 0, 0.001  # which fact 巴黎 → ... is
 STORED, WIDTHS, OFF = 1024, (4, 8, 16, 32, 64), (0, 1, 2, 4, 8, 16, 32, 64)
 
 
@@ -196,13 +196,13 @@ def draw(figure: Any, results: list[Result]) -> None:
             right.plot(r.data["repair"][name], ".-", color=colour, label=None if i else label)
     left.axhline(STORED, color="k", ls=":", lw=1)
     left.text(WIDTHS[0], STORED, "all", va="top", fontsize=11)
-    left.set_xscale("log", base=2)
-    left.set_xticks(WIDTHS, [str(w) for w in WIDTHS])
+    left.set_xticks(WIDTHS[1:])
     left.set(title=f"facts stored, of {STORED}", xlabel="neurons (d_ff)", ylim=(0, None))
     middle.set_xticks(range(len(OFF)), [str(k) for k in OFF])
-    middle.set(title="share of facts lost", xlabel=f"neurons switched off, of {D_FF}", ylim=(-0.03, 1.05))
+    middle.set(title="share of facts lost", xlabel=f"neurons switched off, of {D_FF}", ylim=(-0.03, 1.4))
     right.set(title="repair by the gradient of W1, W2", xlabel="step", ylabel="probability", ylim=(-0.03, 1.05))
-    middle.legend(fontsize=10)
+    middle.set_yticks(np.linspace(0, 1, 6))
+    middle.legend(fontsize=10, loc="upper left")
     right.legend(fontsize=10, loc="center right")
 
 
