@@ -207,11 +207,10 @@ def draw(figure: Any, results: list[Result]) -> None:
         axes.set_yticks(places, PARTS)
         axes.invert_yaxis()
         axes.grid(True, axis="y", alpha=0.3)
-    left.set_xscale("log")
-    left.set(title="gradient after one backward", xlabel="norm")
+    left.set(title="gradient after one backward", xlabel="norm", xlim=(0, None))
     middle.set(title="parts frozen in turn", xlabel="right answers", xlim=(0, 1.05))
     right.set(title="“it”, repaired through W_Q, W_K", xlabel="step", ylim=(-0.03, 1.05))
-    middle.legend(fontsize=10, loc="center", bbox_to_anchor=(0.6, 0.5))
+    middle.legend(fontsize=10, loc="center left", bbox_to_anchor=(0.0, 0.5))
     right.legend(fontsize=11, loc="lower right")
 
 
