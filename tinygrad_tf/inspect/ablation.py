@@ -125,14 +125,14 @@ class Effects(dict[str, float], Picture):
         return grid(rows + [[name, f"{v:.4f}", f"{v - self.baseline:+.4f}"] for name, v in self.items()])
 
     def draw(self, figure: Any) -> None:
-        """A bar for each part: the measure without it, beside the measure with all."""
+        """A bar for each part: by how much the measure changes without it."""
         axes = figure.add_subplot()
-        axes.barh(range(len(self)), list(self.values()), color=COLOURS[0])
-        axes.axvline(self.baseline, color=COLOURS[1], ls="--", label="nothing taken away")
+        changes = [v - self.baseline for v in self.values()]
+        axes.barh(range(len(self)), changes, color=[COLOURS[0] if c >= 0 else COLOURS[1] for c in changes])
+        axes.axvline(0, color="0.3", lw=0.8)
         name_ticks(axes.yaxis, list(self))
         axes.invert_yaxis()
-        axes.set(xlabel="measure without this part")
-        axes.legend(frameon=False)
+        axes.set(xlabel=f"change of the measure without this part; with all it is {self.baseline:.3g}")
 
 
 def ablation_effects(

@@ -114,7 +114,7 @@ class Activations(Recorded):
             rms = np.sqrt(np.mean(np.square(a, dtype=np.float64), -1))
             row[: a.shape[-2]] = rms.reshape(-1, a.shape[-2]).mean(0)
         axes = figure.add_subplot()
-        image = axes.imshow(table, cmap="viridis", aspect="auto")
+        image = axes.imshow(table, cmap="viridis", aspect="auto", norm="log")
         name_ticks(axes.yaxis, list(shown))
         axes.set_xlabel("position")
         figure.colorbar(image, ax=axes, label="root mean square of the activations")

@@ -67,10 +67,7 @@ class LogitLens(Picture):
             axes.plot(values, "o-", color=colour)
             axes.set_title(titles[name], fontsize=10)
             name_ticks(axes.xaxis, self.layers)
-            axes.set_ylim(min(0, values.min()), None)
-            if name == "rank":
-                axes.set_yscale("log")
-                axes.set_ylim(0.9, None)
+            axes.set_ylim(0, max(1.1 * float(values.max()), 1e-6))
             axes.grid(True, alpha=0.3)
         figure.supxlabel("behind which layer", fontsize=10)
 
