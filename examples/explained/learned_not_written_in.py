@@ -84,7 +84,8 @@ def run(seed: int, size: Size) -> Result:
     def note(name: str) -> None:
         random = np.random.default_rng(seed + 1)
         weights.setdefault(name, []).append(looks(model, random))
-        neurons.setdefault(name, []).append(about(model, random))
+        if name != "new words":
+            neurons.setdefault(name, []).append(about(model, random))
 
     note("untrained")
     languages = [("it = company", False, False), *[("shuffled", True, True)] * 3, ("trained", True, False)]

@@ -110,15 +110,13 @@ def logit_lens(
         chosen = matching("logit_lens", model, ["*"], nn.TransformerBlock)
     else:
         chosen = matching("logit_lens", model, [layers] if isinstance(layers, str) else layers)
-    finals = []
     for name in (norm, head):
         if name is not None and not hasattr(model, name):
             raise AttributeError(
                 f"logit_lens: {type(model).__name__} has no module {name!r}; say what its final norm and its head are "
                 "called, norm=..., head=..."
             )
-        finals.append(None if name is None else getattr(model, name))
-    final_norm, final_head = finals
+    final_norm, final_head = None if norm is None else getattr(model, norm), getattr(model, head)
     streams: dict[str, Array] = {}
 
     def before(module: Any, args: Any, kwargs: Any) -> None:

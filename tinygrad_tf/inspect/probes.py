@@ -123,7 +123,8 @@ def probe(
         true.append(_fit(x, y, away, len(named), penalty))
         shuffled.append(_fit(x, random.permutation(y), away, len(named), penalty))
     chance = float(np.bincount(y).max() / len(y))
-    return Probe(*(float(f(a)) for a in (true, shuffled) for f in (np.mean, np.std)), chance)
+    mean, std = np.mean([true, shuffled], 1), np.std([true, shuffled], 1)
+    return Probe(float(mean[0]), float(std[0]), float(mean[1]), float(std[1]), chance)
 
 
 def _fit(x: Array, y: Array, away: Array, n_labels: int, penalty: float) -> float:
