@@ -11,7 +11,7 @@ most 0.25. It is distributed (分布式): without its single most important neur
 0.05 of the other facts go, too. Gradient steps on W1 and W2 bring the probability of 法国 from at most 0.05 to at least 0.9, and at
 least 0.75 of the other facts stay right.
 
-Control. Without the FFN at most 0.5 of the facts are right, with all of it at least 0.95. Untrained values stand at 0.45 to 0.55. As many
+Control. Without the FFN at most 0.5 of the facts are right, with all of it at least 0.95. Untrained values stand at 0.4 to 0.6. As many
 steps of the same size in random directions leave 法国 at most at 0.1.
 """
 
@@ -222,7 +222,7 @@ EXPERIMENT = Experiment(
         Check("kept", "other facts still right after it", at_least=0.75),
         Check("without", "facts right without the FFN", at_most=0.5, control=True),
         Check("right", "facts right with it", at_least=0.95, control=True),
-        Check("untrained", "place of the answers, untrained", 0.45, 0.55, control=True),
+        Check("untrained", "place of the answers, untrained", 0.4, 0.6, control=True),
         Check("random", "probability of 法国 after random steps", at_most=0.1, control=True),
     ),
     run,

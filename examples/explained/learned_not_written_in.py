@@ -132,10 +132,10 @@ def draw(figure: Any, results: list[Result]) -> None:
     left.set_xticks(range(len(MODELS)), [m.replace(" ", "\n", 1) for m in MODELS])
     left.set(title="where “it” looks: attention weight", ylim=(0, 1.2), yticks=np.linspace(0, 1, 6))
     left.legend(loc="upper right", ncols=2, fontsize=11)
-    right.set(
-        title="share of a neuron’s variance\nthat the answer explains", xlabel="neurons, best first", ylim=(0, 1.05)
-    )
-    right.legend()
+    right.set(title="what each neuron is about", xlabel="neurons in order", ylim=(-1.1, 1.9))
+    right.set_yticks([-1, 0, 1], ["company", "neither", "product"])
+    right.axhline(0, color="k", ls=":", lw=1)
+    right.legend(ncols=2, fontsize=11, loc="upper center")
 
 
 EXPERIMENT = Experiment(
