@@ -138,7 +138,7 @@ def draw(figure: Any, results: list[Result]) -> None:
     left.set(title="logit lens: probability\nof the right object", ylim=(-0.03, 1.05))
     middle.set(title="logit lens: KL to the final\nprediction (nats)", ylim=(0, None))
     right.set(title="linear probes at the subject:\nright, held out", ylim=(-0.03, 1.05))
-    right.legend(loc="lower left", bbox_to_anchor=(0, 0.12), fontsize=11)
+    right.legend(loc="lower right")
     for axes in (left, middle, right):
         axes.set_xticks(range(len(SHORT)), SHORT, rotation=40, ha="right", fontsize=10)
         axes.grid(True, alpha=0.3)

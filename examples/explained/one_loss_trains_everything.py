@@ -11,7 +11,8 @@ means the company if there is one, the model looks there: weight on 手机 at mo
 trained: a first small step raises the weight on 手机 in at least 0.8 of the sentences; in the end it is at least 0.8, and at least 0.95 of
 the answers are right, at most 0.1 before.
 
-Control. With all parts but the head frozen at most 0.85 are right: what lies in front of it must learn. Trained as long on random answers (随机标签), W_Q and W_K leave the weight on 手机 at most at 0.5. With all parts frozen nothing changes: a difference of 0.
+Control. With all parts but the head frozen at most 0.85 are right: what lies in front of it must learn. Trained as long
+on the old answers, W_Q and W_K leave the weight on 手机 at most at 0.2. With all parts frozen nothing changes: a difference of 0.
 """
 
 import contextlib
@@ -95,13 +96,10 @@ def only(model: Reader, trained: Any) -> Iterator[None]:
 
 
 def learn(model: Reader, random: np.random.Generator, steps: int, trained: Any = PARTS, **task: Any) -> list[float]:
-    at_random = task.pop("at_random", False)
     task = task or {"single": 0.5}
 
     def loss() -> Any:
         ids, answers, _ = sentences(random, 64, (IT, WHO, THIS), **task)
-        if at_random:  # any of the 8: even the kind of the answer, company or product, would say where to look
-            answers = random.integers(0, 8, len(answers))
         return F.cross_entropy(model(ids), tg.tensor(answers))
 
     with only(model, trained):
@@ -170,7 +168,7 @@ def run(seed: int, size: Size) -> Result:
         curve.append((15 * (i + 1), float(after[0].mean()), after[1]))
     others = {p: looks(model, sentences(np.random.default_rng(seed + 4), 1000, (p,)))[1] for p in (WHO, THIS)}
     model.load_state_dict(taught)
-    learn(model, random, 120, ("W_Q, W_K",), it_is_product=True, at_random=True)
+    learn(model, random, 120, ("W_Q, W_K",), it_is_product=False)
     values = {
         "without": without,
         "bias": bias,
@@ -181,7 +179,7 @@ def run(seed: int, size: Size) -> Result:
         "step": step,
         "repaired": curve[-1][1],
         "answers": curve[-1][2],
-        "at_random": float(looks(model, it)[0].mean()),
+        "as_before": float(looks(model, it)[0].mean()),
         "head": head,
         "unchanged": unchanged,
         "who": others[WHO],
@@ -230,7 +228,7 @@ EXPERIMENT = Experiment(
         Check("repaired", "weight of 它 on 手机 after the repair", at_least=0.8),
         Check("answers", "right answers after the repair", at_least=0.95),
         Check("head", "right answers, the head alone trained", at_most=0.85, control=True),
-        Check("at_random", "weight on 手机 after random answers", at_most=0.5, control=True),
+        Check("as_before", "weight on 手机 after as many steps, 它 = company", at_most=0.2, control=True),
         Check("unchanged", "change with all parts frozen", at_most=0, control=True),
     ),
     run,
