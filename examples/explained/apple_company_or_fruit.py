@@ -20,7 +20,7 @@ import tinygrad_tf as tg
 from tinygrad_tf import nn
 from tinygrad_tf.nn import functional as F
 
-from .frame import Check, Experiment, Result, Size, accuracy, fit
+from .frame import Check, Experiment, Result, Size, fit
 
 APPLE, COMPANY, FRUIT, FILLERS, T, D = 0, (1, 2, 3, 4), (5, 6, 7, 8), range(9, 20), 6, 32
 STAGES = ("before attention", "behind attention", "behind the FFN")
@@ -42,13 +42,10 @@ class Model(nn.Module):
         self.tokens, self.places = nn.Embedding(20, D), nn.LearnedPosition(T, D)
         self.block, self.read = nn.TransformerBlock(D, 2), nn.Linear(D, 4)  # parts 0, 1 of the phone; 2, 3 of the fruit
 
-    def stages(self, ids: Any, places: Any) -> list[tg.Tensor]:
-        """The stream at 苹果 before attention, behind it, and behind the FFN, each (B, D)."""
+    def forward(self, ids: Any, places: Any) -> tg.Tensor:
+        """The logits of the parts, read off the stream at 苹果, (B, 4)."""
         x = self.tokens(tg.tensor(ids))
-        x = x + self.places(x)
-        after = self.block.attention(x)
-        rows = tg.arange(len(ids)), tg.tensor(places)
-        return [x[rows], after[rows], self.block.feed_forward(after)[rows]]
+        return self.read(self.block(x + self.places(x))[tg.arange(len(ids)), tg.tensor(places)])  # type: ignore[no-any-return]
 
     def answer(self, stream: tg.Tensor) -> Any:
         """The sense of the likeliest part, from the stream at 苹果 in front of the FFN."""
@@ -56,13 +53,22 @@ class Model(nn.Module):
             return self.read(self.block.feed_forward(stream)).numpy().argmax(1) // 2
 
 
-def probe(stream: Any, labels: Any) -> float:
-    """Fit a linear probe to the first half's labels; the share of right ones in the second half."""
-    x, half = tg.tensor(stream), len(labels) // 2
-    model = nn.Linear(D, 2)
-    fit(model.parameters(), lambda: F.cross_entropy(model(x[:half]), tg.tensor(labels[:half])), 100, lr=3e-2)
+def stages(model: Model, ids: Any, places: Any) -> list[Any]:
+    """The stream at 苹果 before attention, behind it, and behind the FFN, each (B, D)."""
+    with (
+        tg.no_grad(),
+        tg.inspect.record(model, "block", inputs=True) as start,
+        tg.inspect.record(model, "block.*") as seen,
+    ):
+        model(ids, places)
+    streams = (start["block"], seen["block.attention"], seen["block.feed_forward"])
+    return [s[np.arange(len(ids)), places] for s in streams]
+
+
+def right(model: Model, ids: Any, places: Any, sense: Any) -> float:
+    """The share of answers that fit the sense."""
     with tg.no_grad():
-        return accuracy(model(x[half:]), labels[half:])
+        return float((model(ids, places).numpy().argmax(1) // 2 == sense).mean())
 
 
 def run(seed: int, size: Size) -> Result:
@@ -72,13 +78,12 @@ def run(seed: int, size: Size) -> Result:
     def loss() -> Any:
         ids, places, sense = sentences(random, 64)
         parts = 2 * sense + random.integers(0, 2, 64)
-        return F.cross_entropy(model.read(model.stages(ids, places)[2]), tg.tensor(parts))
+        return F.cross_entropy(model(ids, places), tg.tensor(parts))
 
     fit(model.parameters(), loss, size.pick(150, 300, 1500), lr=3e-3)
     n = size.pick(1500, 3000, 6000)
     ids, places, sense = sentences(random, n)
-    with tg.no_grad():
-        streams = [s.numpy() for s in model.stages(ids, places)]
+    streams = stages(model, ids, places)
     before, behind = streams[:2]
     added = behind - before
     groups = [np.flatnonzero(sense == s) for s in (0, 1)]
@@ -88,21 +93,23 @@ def run(seed: int, size: Size) -> Result:
         source = np.array([random.choice(groups[s ^ 1 if other else s]) for s in sense])
         return model.answer(tg.tensor(before + added[source]))
 
-    shares = [probe(s, sense) for s in streams]
+    probes = [tg.inspect.probe(s, sense) for s in streams]
+    with tg.inspect.ablate(model, {"block.attention": "all"}):
+        without = right(model, ids, places, sense)
     values = {
-        "before": shares[0],
-        "behind": shares[1],
-        "answer": float((model.answer(tg.tensor(behind)) == sense).mean()),
-        "without": float((model.answer(tg.tensor(before)) == sense).mean()),
+        "before": probes[0].accuracy,
+        "behind": probes[1].accuracy,
+        "answer": right(model, ids, places, sense),
+        "without": without,
         "other": float((patched(True) == 1 - sense).mean()),
-        "shuffled": probe(behind, random.permutation(sense)),
+        "shuffled": probes[1].control,
         "same": float((patched(False) == sense).mean()),
     }
     planes = []
     for s in streams:
         centred = s - s.mean(0)
         planes.append(centred[:300] @ np.linalg.svd(centred, full_matrices=False)[2][:2].T)
-    return Result(values, {"planes": planes, "sense": sense[:300], "shares": shares})
+    return Result(values, {"planes": planes, "sense": sense[:300], "shares": [p.accuracy for p in probes]})
 
 
 def draw(figure: Any, results: list[Result]) -> None:

@@ -40,13 +40,11 @@ class Fetch(nn.Module):
         self.attention = nn.MultiHeadAttention(D, heads)
         self.read = nn.ModuleList(nn.Linear(D, VALUES) for _ in range(2))
 
-    def forward(self, a: Any, b: Any, value: Any, query: Any, need_weights: bool = False) -> Any:
+    def forward(self, a: Any, b: Any, value: Any, query: Any) -> list[tg.Tensor]:
         items = self.a(tg.tensor(a)) + self.b(tg.tensor(b)) + self.value(tg.tensor(value))
         asked = self.query_a(tg.tensor(query[:, :1])) + self.query_b(tg.tensor(query[:, 1:]))
-        y = self.attention(tg.cat([items, asked], 1), need_weights=need_weights)
-        y, weights = y if need_weights else (y, None)
-        logits = [read(y[:, -1]) for read in self.read]
-        return (logits, weights[:, :, -1, :-1].detach().numpy()) if weights is not None else logits
+        y = self.attention(tg.cat([items, asked], 1))
+        return [read(y[:, -1]) for read in self.read]
 
 
 def batch(random: np.random.Generator, n: int) -> tuple[list[Any], Any, Any]:
@@ -74,10 +72,9 @@ def trained(heads: int, seed: int, steps: int, relations: int = 2, exchange: boo
     test, places, answers = batch(np.random.default_rng(seed + 1), 1000)
 
     def looks() -> tuple[Any, Any]:
-        with tg.no_grad():
-            logits, weights = model(*test, need_weights=True)
-        share = np.stack([np.take_along_axis(weights, places[:, None, r : r + 1], 2).mean((0, 2)) for r in range(2)], 1)
-        return logits, share
+        with tg.no_grad(), tg.inspect.attention_maps(model) as maps:
+            logits = model(*test)
+        return logits, np.stack([maps.weight("attention", -1, places[:, r]).mean(0) for r in range(2)], 1)
 
     before = looks()[1]
 

@@ -12,6 +12,7 @@ import numpy as np
 from .. import graph, modes, nn
 from ..graph import Array
 from ..tensor import Tensor
+from .activations import After, first, watch
 
 LARGEST = 1024  # elements of x: a Jacobian has their square
 
@@ -150,39 +151,29 @@ def identity_path(block: Any, x: Any, *, tolerance: float = 1e-6, eps: float = 1
 def _visits(block: Any, x: Tensor) -> list[_Visit]:
     """The Residuals that a forward goes through, in that order."""
     visits: list[_Visit] = []
-    handles = []
-    for name, module in block.named_modules():
-        if isinstance(module, nn.Residual):
 
-            def note(m: Any, args: Any, kwargs: Any, y: Any, name: str = name) -> None:
-                y = y[0] if isinstance(y, tuple) else y
-                others = {k: v for k, v in kwargs.items() if k != "x"}
-                given = args[0] if args else kwargs["x"]
-                visits.append(_Visit(name or type(m).__name__, m, given._data.copy(), args[1:], others, y._data.copy()))
+    def noting(name: str) -> After:
+        def note(m: Any, args: Any, kwargs: Any, y: Any) -> None:
+            others = {k: v for k, v in kwargs.items() if k != "x"}
+            given = args[0] if args else kwargs["x"]
+            visits.append(_Visit(name, m, given._data.copy(), args[1:], others, first(y)._data.copy()))
 
-            handles.append(module.register_forward_hook(note, with_kwargs=True))
-    try:
-        with modes.no_grad():
-            block(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+        return note
+
+    residuals = [(n or type(m).__name__, m) for n, m in block.named_modules() if isinstance(m, nn.Residual)]
+    with modes.no_grad(), watch((m, None, noting(name)) for name, m in residuals):
+        block(x)
     return visits
 
 
 def _is_chain(visits: list[_Visit], x: Array, block: Any) -> bool:
     """Whether the block is these Residuals one after the other and nothing else."""
     with modes.no_grad():
-        y = block(graph._wrap(x))
+        y = first(block(graph._wrap(x)))
     ends = [x, *(v.y for v in visits)]
-    y = y[0] if isinstance(y, tuple) else y
     return np.array_equal(ends[-1], y._data) and all(
         np.array_equal(e, v.x) for e, v in zip(ends[:-1], visits, strict=True)
     )
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple) else value
 
 
 def _certify(visit: _Visit, eps: float) -> tuple[ResidualIdentity, Array, Array]:
@@ -191,11 +182,11 @@ def _certify(visit: _Visit, eps: float) -> tuple[ResidualIdentity, Array, Array]
     post = residual.placement == "post" and residual.norm is not None
 
     def whole(t: Any) -> Any:
-        return _first(residual(t, *visit.args, **visit.kwargs))
+        return first(residual(t, *visit.args, **visit.kwargs))
 
     def branch(t: Any) -> Any:  # F alone
         inner = t if residual.norm is None or post else residual.norm(t)
-        return _first(residual.f(inner, *visit.args, **visit.kwargs))
+        return first(residual.f(inner, *visit.args, **visit.kwargs))
 
     eye = np.eye(visit.x.size)
     j_branch, j_norm = jacobian(branch, visit.x), eye
@@ -248,6 +239,6 @@ def jacobian_by_differences(function: Callable[[Any], Any], x: Array, eps: float
         for i in range(x.size):
             step = np.zeros(x.size)
             step[i] = eps
-            up, down = (_first(function(graph._wrap(x + s * step.reshape(x.shape))))._data for s in (1.0, -1.0))
+            up, down = (first(function(graph._wrap(x + s * step.reshape(x.shape))))._data for s in (1.0, -1.0))
             columns.append((up - down).reshape(-1) / (2 * eps))
     return np.stack(columns, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +10,8 @@ import numpy as np
 
 from .. import graph, modes, nn
 from ..graph import Array, Node, TensorBase
+from .activations import first, watch
+from .picture import Picture
 
 
 @dataclass
@@ -26,7 +27,7 @@ class PathSplit:
     elsewhere: float  # the norm of what reaches x by ways outside this Residual
 
 
-class GradientPaths:
+class GradientPaths(Picture):
     """What `gradient_paths` found: `str()` gives a table, `data` the numbers, `plot` a picture.
 
     Attributes:
@@ -65,23 +66,9 @@ class GradientPaths:
         )
         return "\n".join(lines)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """A picture of the norms, layer by layer; saved if a path is given. Returns matplotlib's Figure.
-
-        Raises ImportError without matplotlib (`pip install 'tinygrad_tf[train]'`).
-        """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise ImportError(
-                "GradientPaths.plot needs matplotlib: pip install 'tinygrad_tf[train]' (str() and .data need nothing)"
-            ) from None
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        axes = figure.add_subplot()
-        draw_paths(axes, self.splits)
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
+    def draw(self, figure: Any) -> None:
+        """The norms, layer by layer."""
+        draw_paths(figure.add_subplot(), self.splits)
 
 
 def draw_paths(axes: Any, splits: list[PathSplit]) -> None:
@@ -142,32 +129,24 @@ def gradient_paths(model: Any, loss: Callable[[], Any] | Any, *, tolerance: floa
 def _run(model: Any, loss: Callable[[], Any]) -> tuple[Any, list[tuple[str, Node]]]:
     """Run the loss, and note each Residual's sum as it goes by."""
     sums: list[tuple[str, Node]] = []
-    handles = []
     inputs: dict[int, Any] = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Residual):
-            continue
 
-        def before(m: Any, args: Any, kwargs: Any) -> Any:
-            x, rest = (args[0], args[1:]) if args else (kwargs.pop("x"), ())
-            if not x._requires_grad or x._node is None:  # the first one: give x a place in the graph
-                x = (graph._wrap(x._data, True) if not x._requires_grad else x) * 1.0
-            inputs[id(m)] = x
-            return (x, *rest), kwargs
+    def before(m: Any, args: Any, kwargs: Any) -> Any:
+        x, rest = (args[0], args[1:]) if args else (kwargs.pop("x"), ())
+        if not x._requires_grad or x._node is None:  # the first one: give x a place in the graph
+            x = (graph._wrap(x._data, True) if not x._requires_grad else x) * 1.0
+        inputs[id(m)] = x
+        return (x, *rest), kwargs
 
-        def after(m: Any, args: Any, kwargs: Any, y: Any, name: str = name) -> None:
-            y = y[0] if isinstance(y, tuple) else y
-            node = _sum_below(y._node, inputs.pop(id(m))._edge())
-            if node is not None:
-                sums.append((name or type(m).__name__, node))
+    def after(m: Any, args: Any, kwargs: Any, y: Any) -> None:
+        node = _sum_below(first(y)._node, inputs.pop(id(m))._edge())
+        if node is not None:
+            sums.append((names[id(m)], node))
 
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after, with_kwargs=True))
-    try:
+    residuals = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Residual)]
+    names = {id(m): n or type(m).__name__ for n, m in residuals}
+    with watch((m, before, after) for _, m in residuals):
         return loss(), sums
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _sum_below(node: Any, edge: Any) -> Node | None:
