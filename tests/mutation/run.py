@@ -6,12 +6,13 @@
     python tests/mutation/run.py --list                  # what there is
     python tests/mutation/run.py --report                # the score of what was run
 
-First the tests run once on the package with every mutated expression marked, to see which tests reach which expression,
-and which kernels a test launches. A mutant can only be seen by tests that reach it: these run, the quickest first, until
-one fails. It is caught if one fails that passed before (or if the process dies, or takes more than ten times the CPU time,
-and a minute, of the same tests before); it survives if all pass. The results are lines of JSON in build/mutation; what
-was caught there is not run again, unless its file has changed. Each mutant runs in a fork of this process, which has
-numpy, numba and pytest loaded; a kernel's mutant compiles what its tests use into an empty cache.
+pytest collects the tests once; all that follows happens in forks of that process, where the code of a rule is exchanged
+for the mutant's before the first test. First the tests run on the package with every mutated expression marked, to see
+which tests reach which expression, and which kernels a test launches. A mutant can only be seen by tests that reach it:
+these run, the quickest first, until one fails. It is caught if one fails that passed before (or if the process dies, or
+takes more than ten times the CPU time, and a minute, of the same tests before); it survives if all pass. A kernel's mutant
+compiles what it changes anew. The results are lines of JSON in build/mutation; what was caught there is not run again,
+unless its file has changed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import ast
 import builtins
+import gc
 import hashlib
 import json
 import os
@@ -30,9 +32,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mutants import PACKAGE, ROOT, Mutant, Place, all_places, names
@@ -49,16 +55,7 @@ def equivalent(name: str) -> str | None:
     return next((why for pattern, why in EQUIVALENT.items() if re.search(pattern, name)), None)
 
 
-# -- the mutated package -----------------------------------------------------------------------------------------------
-
-
-def site(folder: Path) -> Path:
-    """The package as it is installed: layers and models inside."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE, folder / "tinygrad_tf", ignore=ignored)
-    for room in ("nn", "models"):
-        shutil.copytree(ROOT / room, folder / "tinygrad_tf" / room, ignore=ignored)
-    return folder
+# -- exchanging code ---------------------------------------------------------------------------------------------------
 
 
 def edited(data: bytes, edits: Iterable[tuple[int, int, str]]) -> bytes:
@@ -71,16 +68,40 @@ def where(place: Place) -> str:
     return f"{place.file} {place.rule} {place.start}"
 
 
-def mark(folder: Path, places: list[Place]) -> None:
-    """Each expression of a gradient rule says when it is run: E becomes (_reached("...") or (E))."""
-    for name in {p.file for p in places if p.file.startswith("ops")}:
-        data = (PACKAGE / name).read_bytes()
-        edits = [
-            (p.start, p.end, f"(_reached({where(p)!r}) or ({data[p.start : p.end].decode()}))")
-            for p in places
-            if p.file == name
-        ]
-        (folder / "tinygrad_tf" / name).write_bytes(edited(data, edits))
+def marks(file: str, places: list[Place]) -> list[tuple[int, int, str]]:
+    """Edits with which each expression says that it is run: E becomes (_reached("...") or (E))."""
+    data = (PACKAGE / file).read_bytes()
+    return [
+        (p.start, p.end, f"(_reached({where(p)!r}) or ({data[p.start : p.end].decode()}))")
+        for p in places
+        if p.file == file
+    ]
+
+
+def exchange(file: str, edits: list[tuple[int, int, str]]) -> None:
+    """Give the functions of a module of the package, which is imported, the code of its edited source."""
+
+    def key(code: CodeType) -> Any:
+        return code.co_name, code.co_firstlineno, tuple(code.co_positions())
+
+    def pairs(a: CodeType, b: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+        yield a, b
+        inner = [[c for c in code.co_consts if isinstance(c, CodeType)] for code in (a, b)]
+        if len(inner[0]) == len(inner[1]):  # a lambda without its inner loop has nothing more to exchange
+            for x, y in zip(*inner, strict=True):
+                yield from pairs(x, y)
+
+    path = PACKAGE / file
+    data = path.read_bytes()
+    codes = (compile(d, str(path), "exec", dont_inherit=True) for d in (data, edited(data, edits)))
+    new = {key(a): b for a, b in pairs(*codes)}
+    count = 0
+    for function in [o for o in gc.get_objects() if isinstance(o, FunctionType)]:
+        code = function.__code__
+        if code.co_filename == str(path) and key(code) in new:
+            function.__code__ = new[key(code)]
+            count += 1
+    assert count, f"no function of {file} is there"
 
 
 def kernels_with(name: str, function: str) -> set[str]:
@@ -108,23 +129,21 @@ def kernels_with(name: str, function: str) -> set[str]:
 
 
 class Watcher:
-    """A pytest plugin: which tests to run, in which order, and what came of each."""
+    """A pytest plugin that collects the tests, and then, instead of running them, runs `work`."""
 
-    def __init__(self, chosen: list[str] | None = None):
-        self.order = None if chosen is None else {nodeid: n for n, nodeid in enumerate(chosen)}
+    def __init__(self, work: Callable[[Watcher], None]):
+        self.work = work
+        self.items: dict[str, Any] = {}
         self.reached: set[str] = set()
         self.launched: set[str] = set()
-        self.tests: dict[str, Any] = {}
         self.failed: list[str] = []
 
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        if self.order is not None:
-            items[:] = sorted((i for i in items if i.nodeid in self.order), key=lambda i: self.order[i.nodeid])
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.reached.clear()
-        self.launched.clear()
-        self.start = time.process_time()
+    def pytest_runtestloop(self, session: Any) -> bool:
+        if session.testsfailed:
+            raise session.Interrupted("some tests could not be collected")
+        self.items = {item.nodeid: item for item in session.items}
+        self.work(self)
+        return True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -132,30 +151,20 @@ class Watcher:
             message = str(crash.message if crash else report.longrepr).splitlines()
             self.failed.append(f"{report.nodeid}: {message[0][:200] if message else ''}")
 
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self.failed.append(f"{report.nodeid}: not collected: {str(report.longrepr)[-200:]}")
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        seconds = round(time.process_time() - self.start, 4)
-        self.tests[nodeid] = [seconds, sorted(self.reached), sorted(self.launched)]
-
-
-def run_tests(folder: Path, watcher: Watcher, files: list[str], options: list[str], log: Path) -> int:
-    """Run pytest on the package in `folder`, in this process."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.chdir(ROOT)
-    sys.path.insert(0, str(folder))
-    sys.dont_write_bytecode = True
-    import pytest
-
-    import tinygrad_tf
-
-    assert tinygrad_tf.__file__ and tinygrad_tf.__file__.startswith(str(folder)), tinygrad_tf.__file__
-    options = [*options, "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    return int(pytest.main([*options, *files], plugins=[watcher]))
+    def run(self, chosen: list[str], stop: bool) -> dict[str, list[Any]]:
+        """Run these, up to the first that fails; for each its CPU seconds, what it reached and launched."""
+        tests = {}
+        for nodeid, after in zip(chosen, [*chosen[1:], None], strict=True):
+            self.reached.clear()
+            self.launched.clear()
+            start = time.process_time()
+            item = self.items[nodeid]
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=self.items.get(after or ""))
+            seconds = round(time.process_time() - start, 4)
+            tests[nodeid] = [seconds, sorted(self.reached), sorted(self.launched)]
+            if stop and self.failed:
+                break
+        return tests
 
 
 def in_a_fork(function: Callable[[], Any], seconds: float | None = None) -> tuple[Any, int, float]:
@@ -168,9 +177,17 @@ def in_a_fork(function: Callable[[], Any], seconds: float | None = None) -> tupl
                 os.setpgid(0, 0)
                 if seconds is not None:
                     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 5))
+                log = os.open(RESULTS / f"log-{os.getppid()}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
                 Path(file.name).write_text(json.dumps(function()))
                 code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(code)
         before = time.monotonic()
         while True:
@@ -179,7 +196,7 @@ def in_a_fork(function: Callable[[], Any], seconds: float | None = None) -> tupl
                 break
             if seconds is not None and time.monotonic() - before > 60 * seconds:  # it waits for something
                 os.killpg(child, signal.SIGKILL)
-            time.sleep(0.02)
+            time.sleep(0.01)
         text = Path(file.name).read_text()
         sign = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         return json.loads(text) if text else None, sign, usage.ru_utime + usage.ru_stime
@@ -192,22 +209,21 @@ def digest(paths: Iterable[Path]) -> str:
     return total.hexdigest()[:16]
 
 
-def the_map(places: list[Place], folder: Path) -> dict[str, Any]:
+def the_map(places: list[Place], watcher: Watcher) -> dict[str, Any]:
     """For each test that passes: its CPU seconds, the expressions that it reaches, the kernels that it launches."""
     files = [f for t in TESTS for f in ([ROOT / t] if t.endswith(".py") else sorted((ROOT / t).rglob("*.py")))]
-    name = f"map-{digest([*files, *PACKAGE.rglob('*.py')])}.json"
-    kept = RESULTS / name
+    code = [f for room in ("ops", "kernels") for f in (PACKAGE / room).glob("*.py")]
+    kept = RESULTS / f"map-{digest([*files, *code, *PACKAGE.glob('*.py')])}.json"
     if kept.exists():
         return dict(json.loads(kept.read_text()))
     print("running the tests once, to see what each of them reaches", flush=True)
-    mark(folder, places)
 
     def tests() -> Any:
-        watcher = Watcher()
-        builtins._reached = watcher.reached.add  # type: ignore[attr-defined]
-        sys.path.insert(0, str(folder))
         from tinygrad_tf.kernels import runtime
 
+        builtins._reached = watcher.reached.add  # type: ignore[attr-defined]
+        for file in {p.file for p in places if p.file.startswith("ops")}:
+            exchange(file, marks(file, places))
         call = runtime.Kernel.__call__
 
         def watched(self: Any, n_tasks: int, *arguments: Any) -> None:
@@ -216,16 +232,16 @@ def the_map(places: list[Place], folder: Path) -> dict[str, Any]:
             call(self, n_tasks, *arguments)
 
         runtime.Kernel.__call__ = watched  # type: ignore[method-assign, assignment]
-        run_tests(folder, watcher, TESTS, [], RESULTS / "map.log")
+        found = watcher.run(list(watcher.items), stop=False)
         failed = {f.partition(": ")[0] for f in watcher.failed}
-        return {t: v for t, v in watcher.tests.items() if t not in failed}
+        return {t: v for t, v in found.items() if t not in failed}
 
     found, sign, _ = in_a_fork(tests)
     if found is None:
-        raise SystemExit(f"the tests could not be run (signal {sign}): see {RESULTS / 'map.log'}")
-    for file in {p.file for p in places}:
-        shutil.copy(PACKAGE / file, folder / "tinygrad_tf" / file)
-    kept.write_text(json.dumps(found))
+        raise SystemExit(f"the tests could not be run (signal {sign}): see the log in {RESULTS}")
+    beside = kept.with_suffix(f".{os.getpid()}")
+    beside.write_text(json.dumps(found))
+    beside.replace(kept)
     return dict(found)
 
 
@@ -240,35 +256,43 @@ def chosen_tests(place: Place, tests: dict[str, Any]) -> list[str]:
     return sorted(near, key=lambda t: (len(tests[t][2]), tests[t][0]))
 
 
-def run(mutant: Mutant, chosen: list[str], seconds: float, folder: Path) -> dict[str, Any]:
+def cached_code(mutant: Mutant, cache: Path) -> None:
+    """The machine code of all that the mutant leaves as it is, from the package's own cache."""
+    from tinygrad_tf.kernels import runtime
+
+    changed = kernels_with(mutant.file, mutant.rule)
+    assert not any(k.symbols for k in runtime.Routine.known.values()), (
+        "a kernel was compiled while tests were collected"
+    )
+    for file in runtime.cache_folder().iterdir():
+        if file.name.rpartition("-")[0] not in changed:
+            shutil.copy(file, cache)
+    runtime._folder = cache
+
+
+def run(mutant: Mutant, chosen: list[str], seconds: float, watcher: Watcher) -> dict[str, Any]:
     """Run the tests on the mutant."""
-    file = folder / "tinygrad_tf" / mutant.file
-    original = file.read_bytes()
-    file.write_bytes(edited(original, [(mutant.start, mutant.end, mutant.text)]))
-    cache = folder / "cache"
+    is_kernel = mutant.file.startswith("kernels")
+    with tempfile.TemporaryDirectory() as cache:
 
-    def tests() -> Any:
-        if mutant.file.startswith("kernels"):
-            os.environ["TINYGRAD_TF_CACHE_DIR"] = str(cache)
-        watcher = Watcher(chosen)
-        files = list(dict.fromkeys(t.partition("::")[0] for t in chosen))
-        code = run_tests(folder, watcher, files, ["-x"], RESULTS / f"mutant-{os.getpid()}.log")
-        (RESULTS / f"mutant-{os.getpid()}.log").unlink()
-        return {"failed": watcher.failed[:1], "code": code, "tests": len(watcher.tests)}
+        def tests() -> Any:
+            if is_kernel:
+                cached_code(mutant, Path(cache))
+            exchange(mutant.file, [(mutant.start, mutant.end, mutant.text)])
+            count = len(watcher.run(chosen, stop=True))
+            return {"failed": watcher.failed[:1], "tests": count}
 
-    limit = 10 * seconds + 60 + (300 if mutant.file.startswith("kernels") else 0)
-    try:
+        limit = 10 * seconds + 60 + (300 if is_kernel else 0)
         answer, sign, used = in_a_fork(tests, limit)
-    finally:
-        file.write_bytes(original)
-        shutil.rmtree(cache, ignore_errors=True)
+    used = round(used, 1)
     if answer is None:
-        if sign == signal.SIGKILL and used < limit:
-            return {"result": "unclear", "test": "it waited for ever", "seconds": used}
+        if not sign or (sign == signal.SIGKILL and used < limit):
+            return {"result": "unclear", "test": "it waited for ever, or could not be run", "seconds": used}
         word = f"more than {limit:.0f} s" if sign in (signal.SIGXCPU, signal.SIGKILL) else f"signal {sign}"
-        return {"result": "caught" if sign else "unclear", "test": f"({word})", "seconds": used}
-    result = "caught" if answer["failed"] else "survived" if answer["code"] == 0 else "unclear"
-    return {"result": result, "test": (answer["failed"] or [f"all {answer['tests']}"])[0], "seconds": round(used, 1)}
+        return {"result": "caught", "test": f"({word})", "seconds": used}
+    if answer["failed"]:
+        return {"result": "caught", "test": answer["failed"][0], "seconds": used}
+    return {"result": "survived", "test": f"all {answer['tests']}", "seconds": used}
 
 
 # -- the whole run -----------------------------------------------------------------------------------------------------
@@ -328,43 +352,41 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     known = load()
     if not options.report:
-        run_all(chosen, [p for of_rule in places.values() for p in of_rule], known)
+        sys.path.insert(0, str(ROOT))
+        os.chdir(ROOT)
+        flat = [p for of_rule in places.values() for p in of_rule]
+        watcher = Watcher(lambda watcher: run_all(chosen, flat, known, watcher))
+        pytest.main([*TESTS, "-q", "-s", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[watcher])
     report({name: mutant for name, (mutant, _) in chosen.items()}, load())
 
 
-def run_all(chosen: dict[str, tuple[Mutant, Place]], places: list[Place], known: dict[str, dict[str, Any]]) -> None:
+def run_all(
+    chosen: dict[str, tuple[Mutant, Place]], places: list[Place], known: dict[str, dict[str, Any]], watcher: Watcher
+) -> None:
     """Run each that was not caught before, and write down what came of it."""
-    preload()
     digests = {name: digest([PACKAGE / name]) for name in {p.file for p in places}}
     left = [
         (name, *pair) for name, pair in chosen.items()
         if equivalent(name) is None
         and (known.get(name, {}).get("result") != "caught" or known[name]["file"] != digests[pair[0].file])
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = site(Path(temporary))
-        tests = the_map(places, folder)
-        with (RESULTS / "results.jsonl").open("a") as out:
-            for i, (name, mutant, place) in enumerate(left):
-                near = chosen_tests(place, tests)
-                seconds = sum(tests[t][0] for t in near)
-                result = (
-                    run(mutant, near, seconds, folder) if near else {"result": "survived", "test": "no test reaches it"}
-                )
-                print(f"[{i + 1}/{len(left)}] {result['result']:8} {name} ({result['test']})", flush=True)
-                out.write(json.dumps({"mutant": name, "file": digests[mutant.file], **result}) + "\n")
-                out.flush()
-
-
-def preload() -> None:
-    """Load what every child needs; the package itself is loaded by the child."""
-    import hypothesis  # noqa: F401
-    import hypothesis.extra.numpy  # noqa: F401
-    import numba
-    import numba.core.ccallback  # noqa: F401
-    import pytest  # noqa: F401
-
-    numba.njit(lambda x: x + 1)(1)
+    turn: Counter[str] = Counter()  # some of each rule first, so that a run that is stopped has seen all of them
+    turns = {}
+    for name, mutant, _ in left:
+        turns[name] = turn[f"{mutant.file} {mutant.rule}"]
+        turn[f"{mutant.file} {mutant.rule}"] += 1
+    left.sort(key=lambda item: turns[item[0]] // 3)
+    tests = the_map(places, watcher)
+    with (RESULTS / "results.jsonl").open("a") as out:
+        for i, (name, mutant, place) in enumerate(left):
+            near = chosen_tests(place, tests)
+            seconds = sum(tests[t][0] for t in near)
+            result = (
+                run(mutant, near, seconds, watcher) if near else {"result": "survived", "test": "no test reaches it"}
+            )
+            print(f"[{i + 1}/{len(left)}] {result['result']:8} {name} ({result['test']})", flush=True)
+            out.write(json.dumps({"mutant": name, "file": digests[mutant.file], **result}) + "\n")
+            out.flush()
 
 
 if __name__ == "__main__":

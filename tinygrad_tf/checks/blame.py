@@ -6,22 +6,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import graph, modes
+from .between import Gap, gaps
 from .compare import Engine, Finding, Tolerance, check
 from .diagnosis import Block
 from .problem import Problem
-from .walk import Step, Watch, cuts
+from .walk import Step, Watch
 
 
 @dataclass
 class Blame:
-    """The first operation whose own rule is wrong, with what its own check found; or where the graph was cut."""
+    """The first operation whose own rule is wrong, with what its own check found; or what is wrong between them."""
 
     step: Step | None = None
     finding: Finding | None = None
     checked: int = 0  # operations on the way
     position: int = 0
     argument: int = 0  # number of the argument of the step
-    cut: list[tuple[Step, str]] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
 
 
 def blame(problem: Problem, finding: Finding, tolerance: Tolerance) -> Blame:
@@ -36,7 +37,7 @@ def blame(problem: Problem, finding: Finding, tolerance: Tolerance) -> Blame:
         found = _alone(step, tolerance)
         if found is not None and (found.kind == "wrong" or found.kind == finding.kind):
             return Blame(step, found, len(steps), position, _argument(step, found.block.label))
-    return Blame(None, None, len(steps), 0, 0, cuts(problem) if finding.kind == "wrong" else [])
+    return Blame(None, None, len(steps), 0, 0, gaps(problem) if finding.kind == "wrong" else [])
 
 
 def _argument(step: Step, label: str) -> int:
@@ -72,7 +73,7 @@ def _uses_inside(step: Step, leaf: int, block: Block, words: list[str]) -> Any:
 
     try:
         with Problem(forward, inputs, step.name, words) as problem, modes.enable_grad():
-            engine = Engine(problem)
+            engine = Engine(problem, Watch())
             if not engine.live or engine.row.size != block.analytic.shape[0]:
                 return None
             return lambda u: engine.uses(leaf, u)

@@ -40,10 +40,13 @@ def _run(problem: Problem, tolerance: Tolerance, mode: str, raise_exception: boo
 
 def _with_operation(error: GradcheckError, problem: Problem) -> GradcheckError:
     """Name the operation that gives a new result at each call."""
-    step = random_operation(problem) if error.diagnosis == "not deterministic" else None
-    if step is None:
+    found = random_operation(problem) if error.diagnosis == "not deterministic" else None
+    if found is None:
         return error
+    step, word = found
     text = f"{error}\n  operation      {step.name}, called at {step.line}\n                 {source(step.line)}"
+    if word:
+        text += f"\n                 its {word} is another one in each call: random numbers, a counter, or kept state?"
     return GradcheckError(text.rstrip(), diagnosis=error.diagnosis, operation=step.name, line=step.line)
 
 

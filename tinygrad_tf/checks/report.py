@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .between import Gap
 from .blame import Blame
 from .compare import Finding, Tolerance
 from .diagnosis import diagnose
@@ -26,10 +27,14 @@ def _named(axes: tuple[str, ...], shape: tuple[int, ...], flat: int) -> str:
     return ", ".join(f"{name} = {i}" for name, i in zip(names, _place(shape, flat), strict=True))
 
 
+def _placed(step: Step) -> str:
+    inside = f" in module {step.module}" if step.module else ""
+    return f"{step.name}{inside}, called at {step.line}"
+
+
 def _called(step: Step) -> str:
     text = source(step.line)
-    inside = f" in module {step.module}" if step.module else ""
-    return f"{step.name}{inside}, called at {step.line}" + (f"\n                 {text}" if text else "")
+    return _placed(step) + (f"\n                 {text}" if text else "")
 
 
 def behaviour(errors: list[tuple[float, float]], analytic: float, kind: str) -> str:
@@ -79,42 +84,72 @@ def failure(
     leaf = problem.leaves[finding.leaf]
     block = finding.block
     a, n = finding.analytic, finding.numeric
+    local = found.finding
+    gap = found.gaps[0] if found.gaps else None
+    step = float32 or found.step or (gap.step if gap else None)
+
+    sentences = [SIMPLE[finding.kind]] if finding.kind in SIMPLE else []
+    if not sentences:
+        sentences = diagnose(block if local is None else local.block)  # further on, the pattern is blurred
+    if gap is not None:
+        start = gap.diagnosis
+        if start == "the graph is cut":
+            start = f"{'one of several uses is missing' if block.analytic.any() else 'zero gradient'}: the graph is cut"
+        sentences = [f"{start}, see below" if ":" in start else f"{start}: see below", *sentences]
+    if not sentences:
+        sentences = ["no known pattern: compare the rule with the formula, term by term"]
+    diagnosis = sentences[0].partition(":")[0]
+
     what = "the gradient is wrong" if finding.kind == "wrong" else "the gradient cannot be judged here"
+    lines = [f"{problem.name}: {what}: {leaf.label}: {diagnosis}{_culprit(step, found, gap)}"]
     ratio = f", ratio {a / n:.6g}" if n else ""
     if block.missing:
         ratio += " (no gradient reached it at all)"
-    lines = [
-        f"{problem.name}: {what}; the worst element is {leaf.label}{_index(leaf.shape, finding.column)}: analytic "
-        f"{a:.10g}, numeric {n:.10g}, difference {a - n:.3g}{ratio}"
-    ]
+    lines.append(
+        f"  worst element  {leaf.label}{_index(leaf.shape, finding.column)}: analytic {a:.10g}, numeric {n:.10g}, "
+        f"difference {a - n:.3g}{ratio}"
+    )
     where = f"{leaf.label}, shape {leaf.shape}"
     if leaf.shape:
         where += f", at {_named(leaf.axes, leaf.shape, finding.column)}"
     if finding.sampled:
         where += "; found in a random sample of its elements"
+    elif finding.mixed:
+        where += "; for a random incoming gradient (numeric: what single incoming gradients add up to)"
     else:
         where += f"; in the gradient of output {finding.output}{_index(block.out_shape, finding.row)}"
     lines.append(f"  where          {where}")
-    wrong = f"{finding.wrong} of {block.analytic.size} entries of this Jacobian are off"
-    lines.append(f"  how much       {wrong}" + (f"; right: {_listed(finding.right)}" if finding.right else ""))
-
-    local = found.finding
-    sentences = [SIMPLE[finding.kind]] if finding.kind in SIMPLE else []
-    if not sentences:
-        sentences = diagnose(block if local is None else local.block)  # further on, the pattern is blurred
-    if found.cut:
-        start = "one of several uses is missing" if block.analytic.any() else "zero gradient"
-        sentences = [f"{start}: the graph is cut, see below", *sentences]
-    if not sentences:
-        sentences = ["no known pattern: compare the rule with the formula, term by term"]
+    if not finding.mixed:
+        wrong = f"{finding.wrong} of {block.analytic.size} entries of this Jacobian are off"
+        lines.append(f"  how much       {wrong}" + (f"; right: {_listed(finding.right)}" if finding.right else ""))
     lines.append(f"  diagnosis      {sentences[0]}")
     lines += [f"                 or: {s}" for s in sentences[1:]]
+    lines += _operation(finding, found, float32)
+    lines += _decades(finding)
+    lines.append(f"  (eps {tolerance.eps:g}, atol {tolerance.atol:g}, rtol {tolerance.rtol:g})")
+    return GradcheckError(
+        "\n".join(lines),
+        diagnosis=diagnosis,
+        operation=None if step is None or gap is not None and found.step is None else step.name,
+        line=step.line if step else None,
+    )
 
-    step = float32 or found.step
+
+def _culprit(step: Step | None, found: Blame, gap: Gap | None) -> str:
+    """The end of the first line: who did it."""
+    if gap is not None and found.step is None:
+        place = f"{gap.place} {_placed(gap.step)}" if gap.step else gap.place
+        return f"; see {place}"
+    return f"; by {_placed(step)}" if step is not None else ""
+
+
+def _operation(finding: Finding, found: Blame, float32: Step | None) -> list[str]:
+    """Which operation it is, and how its own rule fails; or what happens between those that are right."""
+    local = found.finding
     if float32 is not None:
-        lines.append(f"  operation      {_called(float32)}")
-    elif found.step is not None and local is not None:
-        lines.append(f"  operation      {_called(found.step)}")
+        return [f"  operation      {_called(float32)}"]
+    if found.step is not None and local is not None:
+        lines = [f"  operation      {_called(found.step)}"]
         if local.kind == "wrong":
             own = f"its own rule for {local.block.label} is wrong: analytic {local.analytic:.6g}, numeric {local.numeric:.6g}"
             own += f" at {local.block.label}{_index(local.block.in_shape, local.column)}"
@@ -122,23 +157,16 @@ def failure(
             own += f"; the rule: {rule}" if rule else ""
             rest = f"; {_right(found.position, 'before it')}" if found.position else ""
             lines.append(f"                 {own}{rest}")
-    elif finding.kind == "wrong" and found.checked:
-        lines.append(f"  operation      none: {_right(found.checked, 'on the way')} by itself")
-        if not found.cut:
-            lines.append("                 so something between them changes the gradient: a hook? the engine?")
-        for cut, word in found.cut[:3]:
-            lines.append(f"                 but {word} of {_called(cut)}")
-            lines.append(
-                "                 changes with the inputs and carries no gradient: detach(), numpy(), no_grad()?"
-            )
-    lines += _decades(finding)
-    lines.append(f"  (eps {tolerance.eps:g}, atol {tolerance.atol:g}, rtol {tolerance.rtol:g})")
-    return GradcheckError(
-        "\n".join(lines),
-        diagnosis=sentences[0].partition(":")[0],
-        operation=step.name if step else None,
-        line=step.line if step else None,
-    )
+        return lines
+    if finding.kind != "wrong" or not found.checked:
+        return []
+    lines = [f"  operation      none: {_right(found.checked, 'on the way')} by itself"]
+    if not found.gaps:
+        lines.append("                 so something between them changes the value or the gradient")
+    for gap in found.gaps[:3]:
+        place = f"{gap.place} {_called(gap.step)}" if gap.step else gap.place
+        lines += [f"                 but {place}", f"                 {gap.text}"]
+    return lines
 
 
 def _right(n: int, where: str) -> str:
