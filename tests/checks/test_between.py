@@ -49,9 +49,12 @@ class Cut(nn.Module):
 
 def test_a_cut_inside_a_module() -> None:
     tg.manual_seed(0)
+    text, error = report(Cut().double(), tg.tensor(np.ones((5, 3))))
+    assert "zero gradient; the graph is cut at x of linear in module second" in text.splitlines()[0]
+    assert "no operation leads to it; look at" in text and "detach(), numpy(), item(), no_grad()?" in text
     text, error = report(nn.Sequential(nn.Linear(3, 3), Cut()).double(), leaf(5, 3))
     first = text.splitlines()[0]
-    assert "; see x of linear in module 1.second, called at" in first
+    assert "; the graph is cut at x of linear in module 1.second, called at" in first
     assert error.line is not None and error.line in first
     assert "return self.second(hidden) * x.sum()" in text
 

@@ -179,3 +179,12 @@ def test_mixed_dtypes_are_refused() -> None:
         F.linear(tg.ones(2, 3), tg.ones(4, 3, dtype=np.float64))
     with pytest.raises(TypeError, match="share one dtype"):
         tg.ones(2, 3) @ tg.ones(3, 2, dtype=np.float64)
+
+
+@pytest.mark.parametrize("rows", [127, 128, 300])
+def test_the_bias_gradient_sums_all_rows(rows: int) -> None:
+    """BC-24: also where there are more than one block of them."""
+    arrays = [random(rows, 3), random(2, 3), random(2)]
+    _, gradients = run(lambda x, w, b: F.linear(x, w, b), arrays)
+    g = np.random.default_rng(0).standard_normal((rows, 2))
+    np.testing.assert_allclose(gradients[2], g.sum(0), rtol=1e-12)

@@ -9,7 +9,8 @@ import numpy as np
 
 from .. import graph, modes
 from ..graph import Array, Node, Op
-from .compare import Engine
+from .compare import Engine, Finding, Tolerance
+from .differences import Ladder, Move
 from .problem import Problem
 from .walk import Step, Value, Watch, equal, watched
 
@@ -113,25 +114,32 @@ class _Spy(Op):
         return results
 
 
+def _spied(
+    engine: Engine, nodes: dict[Node, Step], u: Array, sent: dict[Any, Any]
+) -> tuple[dict[Any, Array], list[Any]]:
+    """The gradients that each output of a node gets for the cotangent u, and those of the leaves."""
+    seen: dict[Any, Array] = {}
+    before = {node: node.op for node in nodes}
+    try:
+        for node in nodes:
+            node.op = _Spy(node.op, seen, sent)
+        return seen, engine.pull(u)
+    finally:
+        for node, op in before.items():
+            node.op = op
+
+
 def _altered(engine: Engine, steps: list[Step]) -> list[Gap]:
     """Where the gradient that an operation gets is not the sum of those that were sent to it: by a hook, or the engine."""
-    seen: dict[Any, Any] = {}
     sent: dict[Any, Any] = {}
     nodes = {step.node: step for step in steps if step.node is not None}
-    before = {node: node.op for node in nodes}
     u = np.random.default_rng(9).standard_normal(engine.row.shape)
     for k in engine.live:
         out = engine.outs[k]
         if out._node is not None:
             key = out._node, out._index
             sent[key] = sent.get(key, 0) + u[engine.parts[k]].reshape(out._data.shape)
-    try:
-        for node in nodes:
-            node.op = _Spy(node.op, seen, sent)
-        pulled = engine.pull(u)
-    finally:
-        for node, op in before.items():
-            node.op = op
+    seen, pulled = _spied(engine, nodes, u, sent)
     found = []
     for node, step in sorted(nodes.items(), key=lambda item: -item[0].number):
         for n in range(len(node.outputs)):
@@ -160,6 +168,45 @@ def _what(hooks: list[Any]) -> str:
         if hooks
         else "is not the sum of what its uses sent back: a fault of the engine"
     )
+
+
+def cancellation(problem: Problem, finding: Finding, tolerance: Tolerance) -> Gap | None:
+    """Whether rounding explains the difference, where every rule is right: large numbers whose digits cancel on the way."""
+    watch = Watch(problem.fn)
+    with modes.enable_grad(), watch.follow():
+        engine = Engine(problem, watch)
+    nodes = {step.node: step for step in watch if step.node is not None}
+    row = engine.parts[finding.output].start + finding.row
+    u = np.zeros(engine.row.shape)
+    u[row] = 1.0
+    seen, _ = _spied(engine, nodes, u, {})
+    # an output rounded by eps moves the result by eps times its size times the gradient that it gets
+    sizes = {step: float(np.abs(seen[node, n] * step.outputs[n]).sum()) for node, step in nodes.items()
+             for n in range(len(step.outputs)) if (node, n) in seen}  # fmt: skip
+    if not sizes or not np.isfinite(sum(sizes.values())):
+        return None
+    leaf = problem.leaves[finding.leaf]
+    ladder = Ladder(Move(problem, leaf, finding.column), engine.row, sum(sizes.values()))
+    slope, doubt = float(ladder.slope[row]), float(ladder.doubt[row])
+    spread, kept = 0.0, leaf.value.copy()
+    for seed in range(4):  # the analytic gradient, as it rounds a little further on
+        try:
+            leaf.value *= 1 + 1e-7 * np.random.default_rng(seed).standard_normal(leaf.shape)
+            with modes.enable_grad():
+                found = Engine(problem).pull(u)[finding.leaf]
+        finally:
+            np.copyto(leaf.value, kept)
+        if found is not None:
+            spread = max(spread, abs(float(found.reshape(-1)[finding.column]) - finding.analytic))
+    allowed = tolerance.absolute(finding.block.analytic, finding.block.numeric, engine.row) + tolerance.rtol * abs(
+        slope
+    )
+    if not abs(finding.analytic - slope) <= allowed + doubt + 4 * spread:
+        return None
+    finding.numeric = slope
+    worst = max(sizes, key=lambda step: sizes[step])
+    text = f"rounds by 1e-16, which becomes {1e-16 * sizes[worst]:.0e} in the result: its digits cancel further on"
+    return Gap("cancellation", worst, "the output of", text)
 
 
 def _alike(a: Array, b: Array) -> bool:

@@ -65,7 +65,8 @@ class Engine:
         if not all(np.array_equal(s, k) for s, k in zip(seeds, kept, strict=True)):
             raise GradcheckError(
                 f"{self.problem.name}: backward wrote into the gradient that it was given; it must leave it as it is, since "
-                "others use it too"
+                "others use it too",
+                diagnosis="writes into its gradient",
             )
         return [None if f is None else np.array(f._data, dtype=np.float64) for f in found]
 
@@ -297,7 +298,9 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
         numeric[i][:, c], bounds[i][:, c] = slope, limit
         if len({(i, c) for _, i, c, _, _ in confirmed}) >= CONFIRMED:
             break
-    bent = None if confirmed or blunt or rounded or mix is not None else _not_linear(problem, engine, analytic)
+    bent = (
+        None if confirmed or blunt or rounded or mix is not None else _not_linear(problem, engine, analytic, tolerance)
+    )
     if not confirmed and not blunt and not rounded and bent is None:
         if count and not any(reached) and any(leaf.size for leaf in problem.leaves):
             raise GradcheckError(
@@ -367,7 +370,9 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
     )
 
 
-def _not_linear(problem: Problem, engine: Engine, analytic: list[Array]) -> tuple[int, int, int, float, float] | None:
+def _not_linear(
+    problem: Problem, engine: Engine, analytic: list[Array], tolerance: Tolerance
+) -> tuple[int, int, int, float, float] | None:
     """Where the gradient for a random incoming one is not what those for its elements add up to: (leaf, row, column, values)."""
     u = np.zeros(engine.row.shape)
     for k in engine.live:
@@ -379,7 +384,8 @@ def _not_linear(problem: Problem, engine: Engine, analytic: list[Array]) -> tupl
         g = np.zeros_like(wanted) if found is None else found.reshape(-1)
         size = np.abs(u) @ np.abs(analytic[i])  # what rounding is measured by, with float32 inside as well
         with np.errstate(invalid="ignore"):
-            excess = np.nan_to_num(np.abs(g - wanted) - 1e-4 * size.max(initial=0.0))
+            allowed = 1e-4 * size.max(initial=0.0) + tolerance.absolute(g, wanted, engine.row)
+            excess = np.nan_to_num(np.abs(g - wanted) - allowed)
         if excess.size and excess.max() > 0:
             c = int(excess.argmax())
             worst = worst or (i, int(np.abs(analytic[i][:, c] * u).argmax()), c, float(g[c]), float(wanted[c]))

@@ -105,6 +105,9 @@ def _meaning(c: float, b: Block) -> str:
             (n, f"a sum where a mean belongs over a length of {n}, or a factor {n} too many"),
             (n**0.5, f"sqrt({n}): a division by the root of a length of {n} is missing"),
             (n**-0.5, f"1/sqrt({n}): a division by the root of a length of {n} too many"),
+        ]
+    for n in sorted(lengths - {0, 1, 2}):
+        found += [
             ((n - 1) / n, f"{n - 1}/{n}: divided by {n}, where {n} - 1 belongs"),
             (n / (n - 1), f"{n}/{n - 1}: divided by {n} - 1, where {n} belongs"),
             (

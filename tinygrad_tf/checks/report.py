@@ -45,9 +45,11 @@ def behaviour(errors: list[tuple[float, float]], analytic: float, kind: str) -> 
         return "the slope grows as 1/eps: the function jumps at this very point"
     if kind == "float32":
         return "it grows as 1/eps from far too large a value: the rounding of float32 numbers"
+    if kind == "cancellation":
+        return "it grows as 1/eps from far too large a value: the rounding of large numbers that cancel"
     finite = [e for h, e in errors if np.isfinite(e) and 1e-8 < h < 1e-1]
     if finite and min(finite) > 0 and max(finite) < 1.5 * min(finite):
-        return "flat: it does not depend on eps, so the rule is wrong, not the differences"
+        return "flat: it does not depend on eps, so the gradient is wrong, not the differences"
     lowest = min(finite, default=0.0)
     if lowest > 0.01 * abs(analytic):
         return "it never falls below a floor: truncation (eps^2) and rounding (1/eps) on its sides, a wrong rule at its bottom"
@@ -64,7 +66,12 @@ def _decades(finding: Finding) -> list[str]:
     return lines
 
 
+CUT = "the graph is cut"
 SIMPLE = {
+    "cancellation": (
+        "cancellation: each rule is right, but digits are lost between large numbers that cancel, in the gradient as in the "
+        "differences; compute it in another way (expm1, log1p, logsumexp), or check it at another point"
+    ),
     "kink": (
         "a kink at this point: the slopes on its two sides differ, so there is no gradient to compare with; the rule may be "
         "right; check it at another point"
@@ -91,22 +98,25 @@ def failure(
     sentences = [SIMPLE[finding.kind]] if finding.kind in SIMPLE else []
     if not sentences:
         sentences = diagnose(block if local is None else local.block)  # further on, the pattern is blurred
-    if gap is not None:
+    if gap is not None and finding.kind == "wrong":  # all else that fits is a consequence
         start = gap.diagnosis
-        if start == "the graph is cut":
-            start = f"{'one of several uses is missing' if block.analytic.any() else 'zero gradient'}: the graph is cut"
-        sentences = [f"{start}, see below" if ":" in start else f"{start}: see below", *sentences]
+        if start == CUT:
+            start = f"{'one of several uses is missing' if block.analytic.any() else 'zero gradient'}: {CUT}"
+        sentences = [f"{start}: {gap.place}{f' {gap.step.name}' if gap.step else ''} {gap.text}"]
+    if found.spoiled:
+        sentences = [f"a backward that spoils: {found.spoiled}", *sentences]
     if not sentences:
         sentences = ["no known pattern: compare the rule with the formula, term by term"]
     diagnosis = sentences[0].partition(":")[0]
 
     what = "the gradient is wrong" if finding.kind == "wrong" else "the gradient cannot be judged here"
     lines = [f"{problem.name}: {what}: {leaf.label}: {diagnosis}{_culprit(step, found, gap)}"]
-    ratio = f", ratio {a / n:.6g}" if n else ""
+    ratio = f", ratio {a / n:.6g}" if n and a else ""
     if block.missing:
         ratio += " (no gradient reached it at all)"
     lines.append(
-        f"  worst element  {leaf.label}{_index(leaf.shape, finding.column)}: analytic {a:.10g}, numeric {n:.10g}, "
+        f"  worst element  {leaf.label}{_index(leaf.shape, finding.column)}: analytic (backward) {a:.10g}, numeric "
+        f"(differences) {n:.10g}, "
         f"difference {a - n:.3g}{ratio}"
     )
     where = f"{leaf.label}, shape {leaf.shape}"
@@ -139,7 +149,7 @@ def _culprit(step: Step | None, found: Blame, gap: Gap | None) -> str:
     """The end of the first line: who did it."""
     if gap is not None and found.step is None:
         place = f"{gap.place} {_placed(gap.step)}" if gap.step else gap.place
-        return f"; see {place}"
+        return f"; {'the graph is cut at' if gap.diagnosis == CUT else 'look at'} {place}"
     return f"; by {_placed(step)}" if step is not None else ""
 
 
@@ -148,6 +158,8 @@ def _operation(finding: Finding, found: Blame, float32: Step | None) -> list[str
     local = found.finding
     if float32 is not None:
         return [f"  operation      {_called(float32)}"]
+    if found.spoiled and found.step is not None:
+        return [f"  operation      {_called(found.step)}"]
     if found.step is not None and local is not None:
         lines = [f"  operation      {_called(found.step)}"]
         if local.kind == "wrong":
@@ -158,14 +170,23 @@ def _operation(finding: Finding, found: Blame, float32: Step | None) -> list[str
             rest = f"; {_right(found.position, 'before it')}" if found.position else ""
             lines.append(f"                 {own}{rest}")
         return lines
-    if finding.kind != "wrong" or not found.checked:
+    if finding.kind not in ("wrong", "cancellation") or not (found.checked or found.gaps):
         return []
-    lines = [f"  operation      none: {_right(found.checked, 'on the way')} by itself"]
+    none = (
+        f"none: {_right(found.checked, 'on the way')} by itself" if found.checked else "none: no operation leads to it"
+    )
     if not found.gaps:
-        lines.append("                 so something between them changes the value or the gradient")
+        return [
+            f"  operation      {none}",
+            "                 so something between them changes the value or the gradient",
+        ]
+    lines = [f"  operation      {none}; look at"]
     for gap in found.gaps[:3]:
-        place = f"{gap.place} {_called(gap.step)}" if gap.step else gap.place
-        lines += [f"                 but {place}", f"                 {gap.text}"]
+        lines.append(
+            f"                 {gap.place} {_called(gap.step)}" if gap.step else f"                 {gap.place}"
+        )
+    if finding.kind == "cancellation":
+        lines.append(f"                 which {found.gaps[0].text}")
     return lines
 
 
