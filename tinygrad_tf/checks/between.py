@@ -147,8 +147,8 @@ def _altered(engine: Engine, steps: list[Step]) -> list[Gap]:
                 hooks = list((node.hooks or {}).get(n, {}).values())
                 found.append(Gap(*_changer(hooks), step, "the gradient of the output of", _what(hooks)))
     for leaf, g in zip(engine.problem.leaves, pulled, strict=True):
-        key = id(leaf.tensor)
-        if g is not None and leaf.edge is leaf.tensor and key in sent and not _alike(g, sent[key]):
+        own = id(leaf.tensor)
+        if g is not None and leaf.edge is leaf.tensor and own in sent and not _alike(g, sent[own]):
             hooks = list((leaf.tensor._hooks or {}).values())
             found.append(Gap(*_changer(hooks), None, f"the gradient of {leaf.label}", _what(hooks)))
     return found

@@ -295,10 +295,10 @@ def missing_use(b: Block) -> str | None:
 
 def only_in_part(b: Block) -> str | None:
     """The error sits in one slice of the input."""
-    wrong = _wrong(b).any(0).reshape(b.in_shape)
+    wrong: Array = np.asarray(_wrong(b).any(0)).reshape(b.in_shape)
     places = []
     for axis, n in enumerate(b.in_shape):
-        hit = wrong.any(tuple(i for i in range(wrong.ndim) if i != axis))
+        hit = np.any(wrong, axis=tuple(i for i in range(wrong.ndim) if i != axis))
         if n > 1 and hit.sum() == 1 and wrong.size > 1:
             places.append(f"position {int(hit.argmax())} of axis {axis}")
     if not places:
@@ -324,7 +324,7 @@ def missing_mask(b: Block) -> str | None:
     count = int(extra.any(0).sum())
     return (
         f"missing mask: through {count} of {b.analytic.shape[1]} elements of {b.label} a gradient comes where the function does "
-        f"not depend on them{_range(b, extra.any(0))}; elsewhere it is right (a maximum, a clamp, a where, a causal mask?)"
+        f"not depend on them{_range(b, np.asarray(extra.any(0)))}; elsewhere it is right (a maximum, a clamp, a where, a causal mask?)"
     )
 
 
@@ -454,7 +454,7 @@ def wrong_slope(b: Block) -> str | None:
         return None
     if np.abs(b.analytic - np.diag(a)).max() > 1e-6 * np.abs(a).max() or not _nonzero(n).all():
         return None
-    part = _wrong(b).any(0)
+    part = np.asarray(_wrong(b).any(0))
     if 2 <= part.sum() < part.size and (words := _range(b, part)):
         return f"wrong slope: element by element, and wrong at {int(part.sum())} of {part.size} elements{words}: a branch there"
     with np.errstate(all="ignore"):

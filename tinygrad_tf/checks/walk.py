@@ -57,7 +57,9 @@ class Step:
         self.words = words[1:] if self.function is not None else words
         self.op = op
         tensors = [(i, t) for i, a in enumerate(record.args) for t in (a if isinstance(a, (list, tuple)) else [a])]
-        self.edges = [(i, t._edge(), np.array(t._data)) for i, t in tensors if isinstance(t, TensorBase) and t._node]
+        self.edges: list[tuple[int, Any, Array]] = [
+            (i, t._edge(), np.array(t._data)) for i, t in tensors if isinstance(t, TensorBase) and t._node
+        ]
 
     def word(self, i: int) -> str:
         return self.words[i] if i < len(self.words) else f"argument {i}"
