@@ -142,3 +142,4 @@ def test_what_changes_from_call_to_call_is_named(function: Any) -> None:
     with pytest.raises(tg.GradcheckError, match="its b is another one in each call") as caught:
         tg.gradcheck(function, leaf(3))
     assert caught.value.diagnosis == "not deterministic" and caught.value.operation == "mul"
+    assert "; by mul, called at" in str(caught.value).splitlines()[0]

@@ -45,7 +45,7 @@ def _with_operation(error: GradcheckError, problem: Problem, tolerance: Toleranc
     step, word = random_operation(problem) or (spoiler(problem, tolerance), "")
     if step is None:
         return error
-    text = f"{error}\n  operation      {step.name}, called at {step.line}\n                 {source(step.line)}"
+    text = f"{error}; by {step.name}, called at {step.line}\n  operation      {step.name}, called at {step.line}\n                 {source(step.line)}"
     if word:
         text += f"\n                 its {word} is another one in each call: random numbers, a counter, or kept state?"
     return GradcheckError(text.rstrip(), diagnosis=error.diagnosis, operation=step.name, line=step.line)
