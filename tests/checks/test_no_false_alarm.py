@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,13 @@ def leaf(values: Any) -> Any:
 
 def normal(*shape: int) -> Any:
     return leaf(RNG.standard_normal(shape))
+
+
+def filled(x: Any) -> Any:
+    buffer = tg.zeros(4, dtype=tg.float64)
+    for k in range(4):
+        buffer[k] = x[k] * k
+    return buffer
 
 
 def writes(x: Any) -> Any:
@@ -80,6 +88,14 @@ RIGHT: dict[str, tuple[Any, Any]] = {
     "a product with zeros": (lambda x: tg.prod(x), leaf([0, 0, 3.0])),
     "power 0": (lambda x: x**0, leaf([0.0, 1.0])),
     "a mask of -1e9": (lambda x: F.softmax(x + tg.tensor([[0.0, -1e9, 0.0]]).double(), -1), normal(2, 3)),
+    "near a kink": (lambda x: tg.abs(x), leaf([1e-9, -1e-5, 1e-7])),
+    "near a tie": (lambda x: x.sort(0)[0] * tg.tensor([1.0, 2.0, 3.0]).double(), leaf([1.0, 1.0 + 3e-7, 0.3])),
+    "near singular": (lambda a: 1 / (a[0, 0] * a[1, 1] - a[0, 1] * a[1, 0]), leaf([[1, 1], [1, 1.0001]])),
+    "very steep": (lambda x: tg.sin(1e5 * x), normal(5)),
+    "a long chain": (lambda x: functools.reduce(lambda a, _: 1.5 * tg.sin(a), range(60), x), normal(3)),
+    "far scales": (lambda x: x * 1e-300, leaf([1e300, -2e300])),
+    "outputs without gradient": (lambda x: (x.detach(), x.argmax(), x * x, x), normal(3)),
+    "a buffer that is filled": (lambda x: filled(x), normal(4)),
     "float32 constants": (lambda x: x * tg.tensor([0.1, 0.7, 3.0]).double(), normal(3)),
 }
 

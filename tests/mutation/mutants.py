@@ -1,54 +1,23 @@
-"""Do our tests see a wrong gradient? Mutants of every gradient rule and every kernel's backward, each run against the tests.
+"""Mutants: the package with one expression of a gradient rule, or of a kernel's backward, changed.
 
-    python tests/mutation/mutants.py --list                    # what there is
-    python tests/mutation/mutants.py --sample 20 --seed 0      # a random sample
-    python tests/mutation/mutants.py --only ops/elementwise    # those of a file
-
-A mutant is the package with one expression changed: a sign, a factor, a dropped term or factor, swapped operands. It is
-caught if a test fails, and survives if all pass. The ordinary test run does not run this; CONTRIBUTING.md has the score.
+A sign, a factor, a dropped term, factor or statement, swapped operands. `run.py` runs the tests on each.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import os
-import random
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "tinygrad_tf"
 
-# which tests answer for which file: the quickest to fail first
-TESTS = {
-    "ops": ["tests/ops/test_gradients.py", "tests/ops/test_fused.py", "tests/test_graph.py", "tests/nn", "tests/test_tensor.py"],
-    "kernels": ["tests/kernels", "tests/ops/test_fused.py", "tests/models"],
-}  # fmt: skip
-FIRST = {  # an operation's own kernel tests, before the rest
-    "attention": ["tests/kernels/test_attention.py"],
-    "activation": ["tests/kernels/test_activation.py"],
-    "embedding": ["tests/kernels/test_embedding.py"],
-    "linear": ["tests/ops/test_fused.py"],
-    "loss": ["tests/kernels/test_loss.py"],
-    "normalization": ["tests/kernels/test_normalization.py"],
-    "rotary": ["tests/kernels/test_rotary.py"],
+ALSO = {  # backwards of other names, and what rules share
+    "ops": ("_column_sums", "_later", "_before", "_decay", "_share", "_square_distance"),
+    "kernels": ("_scatter_add_rows", "_norm_gradient", "_softmax_gradient", "_rotary", "_dropout"),
 }
-
-
-ALSO = (
-    "_scatter_add_rows",
-    "_norm_gradient",
-    "_softmax_gradient",
-    "_rotary",
-    "_column_sums",
-)  # backwards of other names
 
 
 @dataclass(frozen=True)
@@ -65,7 +34,18 @@ class Mutant:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.rule}: {self.kind}: {self.before} -> {self.text}"
+        return f"{self.file}:{self.line} {self.rule}: {self.kind}: {self.before} -> {' '.join(self.text.split())}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """An expression with mutants: reached by a test if the test runs it."""
+
+    file: str
+    rule: str
+    start: int
+    end: int
+    mutants: tuple[Mutant, ...]
 
 
 class Source:
@@ -117,8 +97,9 @@ def of_operators(source: Source, node: ast.AST, rule: str) -> Iterator[Mutant]:
             )
     if isinstance(node, ast.Call) and len(node.args) == 2 and not node.keywords:
         a, b = node.args
-        if source.text(node.func) in ("_matmul", "_product", "_share"):
-            yield source.change(node, rule, "swapped", f"{source.text(node.func)}({source.text(b)}, {source.text(a)})")
+        called = source.text(node.func)
+        if called in ("_matmul", "_product", "_share") or called.startswith("kernels."):
+            yield source.change(node, rule, "swapped", f"{called}({source.text(b)}, {source.text(a)})")
     for child in ast.iter_child_nodes(node):
         yield from of_operators(source, child, rule)
 
@@ -133,37 +114,65 @@ def rules(source: Source) -> Iterator[tuple[str, ast.expr]]:
         if not isinstance(node, ast.FunctionDef):
             continue
         for decorator in node.decorator_list:
-            if isinstance(decorator, ast.Call) and source.text(decorator.func) == "primitive":
-                for keyword in decorator.keywords:
-                    if isinstance(keyword.value, ast.Lambda):
-                        yield f"{node.name}.{keyword.arg}", keyword.value.body
+            if not isinstance(decorator, ast.Call):
+                continue
+            for keyword in decorator.keywords:
+                if not isinstance(keyword.value, ast.Lambda):
+                    continue
+                body = keyword.value.body
+                if source.text(decorator.func) == "primitive":
+                    yield f"{node.name}.{keyword.arg}", body
+                elif keyword.arg == "backward" and isinstance(body, ast.List):  # a fused operation of one input
+                    yield f"{node.name}.backward", body.elts[0]
 
 
 def backward_functions(source: Source) -> Iterator[ast.FunctionDef]:
+    also = ALSO[Path(source.name).parts[0]]
     for node in source.tree.body:
-        if isinstance(node, ast.FunctionDef) and ("backward" in node.name or node.name in ALSO):
+        if isinstance(node, ast.FunctionDef) and ("backward" in node.name or node.name in also):
             yield node
 
 
-def of_function(source: Source, function: ast.FunctionDef) -> Iterator[Mutant]:
-    """The mutants of a backward written as statements: of what is stored, accumulated or returned."""
+def of_function(source: Source, function: ast.FunctionDef) -> Iterator[Place]:
+    """The mutants of a backward written as statements: of what is stored, accumulated, returned or done."""
+    is_kernel = source.name.startswith("kernels")
+
+    def place(node: ast.expr, mutants: list[Mutant]) -> Place:
+        return Place(source.name, function.name, *source.span(node), tuple(mutants))
+
     for node in ast.walk(function):
         values: list[ast.expr] = []
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             values = [node.value]
-        elif isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Add, ast.Sub)):
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult)):
             values = [node.value]
-        elif isinstance(node, ast.Assign) and _is_float(node.value):
+        elif isinstance(node, ast.Assign) and (
+            _is_float(node.value) or not is_kernel and isinstance(node.value, ast.BinOp)
+        ):
             values = [node.value]
         elif (
             isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp) and isinstance(node.value.body, ast.Call)
         ):
             values = [node.value.body]  # dx = ... if needs[0] else None
+        elif isinstance(node, ast.Return) and not is_kernel and isinstance(node.value, ast.List):
+            values = [node.value.elts[0]]
+        elif isinstance(node, ast.Return) and not is_kernel and "backward" not in function.name and node.value:
+            values = [] if isinstance(node.value, ast.Name) else [node.value]
+        elif isinstance(node, ast.Expr) and function.decorator_list and isinstance(node.value, ast.Call):
+            yield place(node.value, [source.change(node.value, function.name, "dropped statement", "0")])
         for value in values:
-            text = source.text(value)
-            if isinstance(value, (ast.Constant, ast.Tuple)) or _is_whole(value) or text.startswith(("np.", "kind(0)")):
+            counts = (
+                isinstance(node, (ast.Assign, ast.AugAssign))
+                and not isinstance(node.value, ast.IfExp)
+                and _is_whole(value)
+            )
+            if (
+                isinstance(value, (ast.Constant, ast.Tuple))
+                or counts
+                or source.text(value).startswith(("np.", "kind(0)"))
+            ):
                 continue
-            yield from of_expression(source, value, function.name)
+            yield place(value, list(of_expression(source, value, function.name)))
 
 
 def _is_float(node: ast.expr) -> bool:
@@ -186,104 +195,33 @@ def _is_whole(node: ast.expr) -> bool:
     )
 
 
-def all_mutants() -> dict[str, list[Mutant]]:
-    """Every mutant, by rule (`file rule`)."""
-    found: dict[str, list[Mutant]] = {}
-    for path in sorted((PACKAGE / "ops").glob("*.py")):
-        source = Source(path)
-        for rule, expression in rules(source):
-            found[f"{source.name} {rule}"] = list(of_expression(source, expression, rule))
+def all_places() -> dict[str, list[Place]]:
+    """Every expression with mutants, by rule (`file rule`)."""
+    found: dict[str, list[Place]] = {}
     for path in sorted([*(PACKAGE / "ops").glob("*.py"), *(PACKAGE / "kernels").glob("*.py")]):
         source = Source(path)
+        for rule, expression in rules(source):
+            mutants = tuple(of_expression(source, expression, rule))
+            place = Place(source.name, rule, *source.span(expression), mutants)
+            found.setdefault(f"{source.name} {rule}", []).append(place)
         for function in backward_functions(source):
-            mutants = list(of_function(source, function))
-            if mutants:
-                found[f"{source.name} {function.name}"] = mutants
+            places = list(of_function(source, function))
+            if places:
+                found[f"{source.name} {function.name}"] = places
     return found
 
 
-def site(folder: Path) -> Path:
-    """The package as it is installed: layers and models inside."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE, folder / "tinygrad_tf", ignore=ignored)
-    for room in ("nn", "models"):
-        shutil.copytree(ROOT / room, folder / "tinygrad_tf" / room, ignore=ignored)
-    return folder
+def all_mutants() -> dict[str, list[Mutant]]:
+    """Every mutant, by rule."""
+    return {rule: [m for place in places for m in place.mutants] for rule, places in all_places().items()}
 
 
-def caught(mutant: Mutant, folder: Path, timeout: float) -> str | None:
-    """The test that fails, or None. The mutant stands in `folder` while its tests run."""
-    file = folder / "tinygrad_tf" / mutant.file
-    original = file.read_bytes()
-    file.write_bytes(original[: mutant.start] + mutant.text.encode() + original[mutant.end :])
-    room = mutant.file.partition(os.sep)[0]
-    first = [t for word, tests in FIRST.items() if word in Path(mutant.file).stem for t in tests]
-    tests = [t for t in dict.fromkeys(first + TESTS[room]) if (ROOT / t).exists()]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(folder),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_WAIT_POLICY": "passive",
-    }
-    if room == "kernels":
-        environment["TINYGRAD_TF_CACHE_DIR"] = str(folder / "cache")
-    options = "-x -q --no-header --tb=no -p no:cacheprovider".split()
-    command = [sys.executable, "-P", "-m", "pytest", *options, *tests]
-    word = mutant.rule.partition(".")[0].strip("_")
-    try:
-        for selection in (["-k", word], []):  # the tests that name the operation first
-            result = subprocess.run(
-                command + selection, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout
-            )
-            if result.returncode not in (0, 5):  # 5: none has that name
-                failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-                return failed[0].split(" - ")[0] if failed else f"(exit code {result.returncode})"
-        return None
-    except subprocess.TimeoutExpired:
-        return "(no answer in time)"
-    finally:
-        file.write_bytes(original)
-        shutil.rmtree(folder / "cache", ignore_errors=True)
-
-
-def main() -> None:
-    """Run the chosen mutants, and print the score and the survivors."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="rules whose name (file and operation) contains this")
-    parser.add_argument("--sample", type=int, help="so many, at random")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--each", type=int, default=3, help="at most so many of each rule (0: all)")
-    parser.add_argument("--list", action="store_true", help="only list them")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds for the tests of one mutant")
-    options = parser.parse_args()
-    generator = random.Random(options.seed)
-    chosen = []
-    for rule, mutants in all_mutants().items():
-        if options.only in rule:
-            few = 0 < options.each < len(mutants)
-            chosen += generator.sample(mutants, options.each) if few else mutants
-    if options.sample and options.sample < len(chosen):
-        chosen = generator.sample(chosen, options.sample)
-    if options.list:
-        print("\n".join(map(str, chosen)))
-        print(f"{len(chosen)} mutants")
-        return
-    survivors = []
-    with tempfile.TemporaryDirectory() as folder:
-        place = site(Path(folder))
-        for i, mutant in enumerate(chosen):
-            start = time.monotonic()
-            test = caught(mutant, place, options.timeout)
-            print(
-                f"[{i + 1}/{len(chosen)}] {'caught  ' if test else 'SURVIVED'} {mutant} ({test}, {time.monotonic() - start:.0f} s)",
-                flush=True,
-            )
-            if test is None:
-                survivors.append(mutant)
-    print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} caught")
-    for mutant in survivors:
-        print(f"survivor: {mutant}")
-
-
-if __name__ == "__main__":
-    main()
+def names(mutants: Iterable[Mutant]) -> list[str]:
+    """A name of each that does not change when lines move: what it changes, numbered where that stands there twice."""
+    seen: Counter[str] = Counter()
+    found = []
+    for mutant in mutants:
+        name = str(mutant).replace(f":{mutant.line} ", " ", 1)
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return found

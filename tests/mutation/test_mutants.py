@@ -1,4 +1,4 @@
-"""The mutation runner itself: there are mutants of every rule, and one is caught."""
+"""The mutation runner itself: there are mutants of every rule, and exchanging code changes what runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ import tinygrad_tf as tg
 from tinygrad_tf.ops import primitive
 
 
-@pytest.fixture(scope="module")
-def mutants() -> Any:
-    spec = importlib.util.spec_from_file_location("mutants", Path(__file__).parent / "mutants.py")
+def loaded(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def mutants() -> Any:
+    return loaded("mutants")
 
 
 def test_every_rule_has_at_least_three_mutants(mutants: Any) -> None:
@@ -50,3 +54,31 @@ def test_every_mutant_is_python(mutants: Any) -> None:
         for mutant in of_rule:
             source = (mutants.PACKAGE / mutant.file).read_bytes()
             ast.parse(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
+
+
+def test_a_mutant_runs_in_the_place_of_the_rule(mutants: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    run = loaded("run")
+    (sign, *_) = mutants.all_mutants()["ops/elementwise.py sin.x"]
+    x = tg.tensor([0.3], requires_grad=True)
+
+    def slope() -> float:
+        return float(tg.grad(tg.sin(x), x)[0].item())
+
+    right = slope()
+    rule = tg.sin.rules[0][0]
+    code = rule.__code__
+    try:
+        run.exchange(sign.file, [(sign.start, sign.end, sign.text)])
+        assert slope() == -right
+    finally:
+        rule.__code__ = code
+    assert slope() == right
+
+
+def test_kernels_that_a_backward_is_part_of(mutants: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    run = loaded("run")
+    assert "normalization._norm_backward" in run.kernels_with("kernels/normalization.py", "norm_backward_row")
+    assert "attention_backward.backward_tiles" in run.kernels_with("kernels/attention_backward.py", "_backward_pair")
+    assert run.kernels_with("kernels/normalization.py", "_norm_gradient") == {"normalization._norm_backward"}

@@ -249,3 +249,12 @@ def test_the_second_order_beside_a_frozen_input_that_backward_does_not_need() ->
     bias = tg.randn(4, dtype=tg.float64)
     assert tg.gradgradcheck(lambda x, w: F.layer_norm(x, (4,), w, bias), (x, weight))
     assert tg.gradgradcheck(lambda x: F.linear(x, weight.detach().reshape(1, 4), tg.ones(1, dtype=tg.float64)), (x,))
+
+
+@pytest.mark.parametrize("rows", [127, 128, 300])
+def test_the_bias_gradient_sums_all_rows(rows: int) -> None:
+    """BC-24: also where there are more than one block of them."""
+    arrays = [random(rows, 3), random(2, 3), random(2)]
+    _, gradients = run(lambda x, w, b: F.linear(x, w, b), arrays)
+    g = np.random.default_rng(0).standard_normal((rows, 2))
+    np.testing.assert_allclose(gradients[2], g.sum(0), rtol=1e-12)

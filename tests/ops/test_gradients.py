@@ -313,3 +313,11 @@ def test_setitem_gradients() -> None:
     v = tg.from_numpy(signed((3,), 3)).requires_grad_()
     assert tg.gradcheck(function, [x, v])
     assert tg.gradgradcheck(function, [x, v])
+
+
+def test_the_gradient_of_another_dtype_comes_back_in_the_own_one() -> None:
+    """BC-01: float32 to float64 and back: the gradient passes as it is, in its input's dtype."""
+    for start, end in ((np.float32, np.float64), (np.float64, np.float32)):
+        x = tg.tensor(np.array([0.5, -1.0, 2.0], start), requires_grad=True)
+        (g,) = tg.grad(x.to(end), x, tg.tensor(np.array([1.0, 2.0, -3.0], end)))
+        assert g.dtype == start and g.tolist() == [1.0, 2.0, -3.0]

@@ -6,22 +6,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import graph, modes
+from .between import Gap, cancellation, gaps
 from .compare import Engine, Finding, Tolerance, check
 from .diagnosis import Block
-from .problem import Problem
-from .walk import Step, Watch, cuts
+from .problem import GradcheckError, Problem
+from .walk import Step, Watch, watched
 
 
 @dataclass
 class Blame:
-    """The first operation whose own rule is wrong, with what its own check found; or where the graph was cut."""
+    """The first operation whose own rule is wrong, with what its own check found; or what is wrong between them."""
 
     step: Step | None = None
     finding: Finding | None = None
     checked: int = 0  # operations on the way
     position: int = 0
     argument: int = 0  # number of the argument of the step
-    cut: list[tuple[Step, str]] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    spoiled: str = ""  # what the operation's backward does that none may: writes into what it is given
 
 
 def blame(problem: Problem, finding: Finding, tolerance: Tolerance) -> Blame:
@@ -34,9 +36,16 @@ def blame(problem: Problem, finding: Finding, tolerance: Tolerance) -> Blame:
     steps = [step for step in watch if step.node in on_the_way]
     for position, step in enumerate(steps):
         found = _alone(step, tolerance)
+        if isinstance(found, GradcheckError):
+            return Blame(step, None, len(steps), position, spoiled=str(found).partition(": ")[2])
         if found is not None and (found.kind == "wrong" or found.kind == finding.kind):
             return Blame(step, found, len(steps), position, _argument(step, found.block.label))
-    return Blame(None, None, len(steps), 0, 0, cuts(problem) if finding.kind == "wrong" else [])
+    found_gaps = gaps(problem) if finding.kind == "wrong" else []
+    if finding.kind == "wrong" and not found_gaps and not finding.sampled and not finding.mixed:
+        lost = cancellation(problem, finding, tolerance)
+        if lost is not None:
+            finding.kind, found_gaps = "cancellation", [lost]
+    return Blame(None, None, len(steps), 0, 0, found_gaps)
 
 
 def _argument(step: Step, label: str) -> int:
@@ -44,7 +53,12 @@ def _argument(step: Step, label: str) -> int:
     return words.index(label.partition(".")[0]) if label.partition(".")[0] in words else 0
 
 
-def _alone(step: Step, tolerance: Tolerance) -> Finding | None:
+def spoiler(problem: Problem, tolerance: Tolerance) -> Step | None:
+    """The first operation whose backward changes what it saved or was given."""
+    return next((step for step in watched(problem) if isinstance(_alone(step, tolerance), GradcheckError)), None)
+
+
+def _alone(step: Step, tolerance: Tolerance) -> Finding | GradcheckError | None:
     inputs = step.inputs()
     words = [step.word(i) for i in range(len(inputs))]
     try:
@@ -56,6 +70,8 @@ def _alone(step: Step, tolerance: Tolerance) -> Finding | None:
             if step.function is not None:
                 found.block.uses = _uses_inside(step, found.leaf, found.block, words)
             return found
+    except GradcheckError as error:
+        return error if error.diagnosis in ("not deterministic", "writes into its gradient") else None
     except Exception:  # it cannot be run by itself; whatever that is, it must not hide what was found
         return None
 
@@ -72,7 +88,7 @@ def _uses_inside(step: Step, leaf: int, block: Block, words: list[str]) -> Any:
 
     try:
         with Problem(forward, inputs, step.name, words) as problem, modes.enable_grad():
-            engine = Engine(problem)
+            engine = Engine(problem, Watch())
             if not engine.live or engine.row.size != block.analytic.shape[0]:
                 return None
             return lambda u: engine.uses(leaf, u)

@@ -43,7 +43,7 @@ class Engine:
     """One recorded forward, and its backward as a function of the cotangent (all outputs' elements in one row)."""
 
     def __init__(self, problem: Problem, watch: Any = None):
-        self.problem = problem
+        self.problem, self.steps = problem, watch
         self.outs = problem.outputs(watch)
         self.edges = [leaf.edge for leaf in problem.leaves]
         self.row = np.concatenate([np.array(o._data, dtype=np.float64).reshape(-1) for o in self.outs])
@@ -65,12 +65,13 @@ class Engine:
         if not all(np.array_equal(s, k) for s, k in zip(seeds, kept, strict=True)):
             raise GradcheckError(
                 f"{self.problem.name}: backward wrote into the gradient that it was given; it must leave it as it is, since "
-                "others use it too"
+                "others use it too",
+                diagnosis="writes into its gradient",
             )
         return [None if f is None else np.array(f._data, dtype=np.float64) for f in found]
 
-    def uses(self, i: int, u: Array) -> list[Array]:
-        """The gradient of leaf i through each of its uses alone."""
+    def uses(self, i: int, u: Array) -> list[tuple[str, Array]]:
+        """The gradient of leaf i through each of its uses alone, and which operation that is."""
         edge, leaf = self.edges[i], self.problem.leaves[i]
         nodes, stack = set(), [self.outs[k]._node for k in self.live]
         while stack:
@@ -84,13 +85,14 @@ class Engine:
         if not 2 <= len(places) <= 8:
             return []
         before = {n: n.edges for n, _ in places}
-        results = []
+        names = {step.node: f"{step.name} at {step.line}" for step in self.steps or () if step.node is not None}
+        results: list[tuple[str, Array]] = []
         try:
             for node, j in places:
                 for n, edges in before.items():
                     n.edges = tuple(None if _is(e, edge) and (n, q) != (node, j) else e for q, e in enumerate(edges))
                 found = self.pull(u)[i]
-                results.append(np.zeros(leaf.shape) if found is None else found)
+                results.append((names.get(node, node.op.name), np.zeros(leaf.shape) if found is None else found))
         finally:
             for n, edges in before.items():
                 n.edges = edges
@@ -118,6 +120,7 @@ class Finding:
     wrong: int = 0  # entries of the block that disagree
     right: tuple[str, ...] = ()  # labels of the leaves whose gradient agrees
     sampled: bool = False
+    mixed: bool = False  # seen with a random incoming gradient only
 
 
 def start(problem: Problem) -> Engine:
@@ -295,7 +298,10 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
         numeric[i][:, c], bounds[i][:, c] = slope, limit
         if len({(i, c) for _, i, c, _, _ in confirmed}) >= CONFIRMED:
             break
-    if not confirmed and not blunt and not rounded:
+    bent = (
+        None if confirmed or blunt or rounded or mix is not None else _not_linear(problem, engine, analytic, tolerance)
+    )
+    if not confirmed and not blunt and not rounded and bent is None:
         if count and not any(reached) and any(leaf.size for leaf in problem.leaves):
             raise GradcheckError(
                 f"{problem.name}: the outputs do not change with any of the inputs, and no gradient reaches these; does the "
@@ -313,10 +319,30 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
         ]
         for i, block in enumerate(found):
             block.siblings = [b for b in found if b is not block]
+            block.x = problem.leaves[i].value.reshape(-1).copy()
             if mix is None:
+                block.y = base[part]
                 block.vjp, block.uses = _probe(engine, i, part), _uses(engine, i, part)
+                block.others = [
+                    Block(
+                        block.label,
+                        shapes[o],
+                        block.in_shape,
+                        analytic[i][parts[o]],
+                        numeric[i][parts[o]],
+                        f"output {o}",
+                    )
+                    for o in range(len(shapes))
+                    if o != k
+                ]
         return found
 
+    if bent is not None:
+        i, m, c, value, wanted = bent
+        k = next(k for k, part in enumerate(parts) if part.start <= m < part.stop)
+        every = blocks(k)
+        right = tuple(leaf.label for j, leaf in enumerate(problem.leaves) if j != i)
+        return Finding("wrong", every[i], every, i, k, m - parts[k].start, c, value, wanted, [], 0, right, mixed=True)
     if rounded and not confirmed:
         kind, (i, c, m, ladder) = "float32", rounded[0]
     elif confirmed:
@@ -342,6 +368,28 @@ def examine(problem: Problem, engine: Engine, tolerance: Tolerance, sample: bool
         tuple(leaf.label for j, leaf in enumerate(problem.leaves) if j not in guilty),
         sample and (mix is not None or problem.leaves[i].size > LARGE),
     )
+
+
+def _not_linear(
+    problem: Problem, engine: Engine, analytic: list[Array], tolerance: Tolerance
+) -> tuple[int, int, int, float, float] | None:
+    """Where the gradient for a random incoming one is not what those for its elements add up to: (leaf, row, column, values)."""
+    u = np.zeros(engine.row.shape)
+    for k in engine.live:
+        part = engine.parts[k]
+        u[part] = np.random.default_rng(10 + k).standard_normal(part.stop - part.start)
+    worst = None
+    for i, found in enumerate(engine.pull(u)):
+        wanted = u @ analytic[i]
+        g = np.zeros_like(wanted) if found is None else found.reshape(-1)
+        size = np.abs(u) @ np.abs(analytic[i])  # what rounding is measured by, with float32 inside as well
+        with np.errstate(invalid="ignore"):
+            allowed = 1e-4 * size.max(initial=0.0) + tolerance.absolute(g, wanted, engine.row)
+            excess = np.nan_to_num(np.abs(g - wanted) - allowed)
+        if excess.size and excess.max() > 0:
+            c = int(excess.argmax())
+            worst = worst or (i, int(np.abs(analytic[i][:, c] * u).argmax()), c, float(g[c]), float(wanted[c]))
+    return worst
 
 
 def _mix(row: Array, mix: Array | None) -> Array:

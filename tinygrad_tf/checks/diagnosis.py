@@ -27,7 +27,12 @@ class Block:
     missing: bool = False  # backward gave None
     siblings: list[Block] = field(default_factory=list)  # the same output by the other inputs
     vjp: Callable[[Array], Array] | None = None  # backward on a cotangent of one's own
-    uses: Callable[[Array], list[Array]] | None = None  # what each use of the input gives for a cotangent
+    uses: Callable[[Array], list[tuple[str, Array]]] | None = (
+        None  # each use of the input, and what it gives for a cotangent
+    )
+    others: list[Block] = field(default_factory=list)  # the other outputs by the same input
+    x: Array | None = None  # the input's elements, and the output's
+    y: Array | None = None
 
     def __post_init__(self) -> None:
         self.analytic = self.analytic.reshape(int(np.prod(self.out_shape)), int(np.prod(self.in_shape)))
@@ -83,25 +88,54 @@ def factor(b: Block) -> str | None:
         return "wrong sign: the analytic gradient is the negative of the right one"
     if abs(c - 1) < 1e-4:
         return None
-    return f"constant factor: the analytic gradient is {c:.6g} times the right one{_meaning(c, b)}"
+    return f"constant factor: the analytic gradient is {c:.6g} times the right one{_meaning(abs(c), b)}"
 
 
 def _meaning(c: float, b: Block) -> str:
+    """What the factor may be: made of the length of an axis or of several, of the output, or a small number."""
+    found = []
+    if b.y is not None and b.y.size == 1 and abs(abs(b.y[0]) - 1) > 1e-3:
+        found += [(abs(float(b.y[0])), "the output itself: a division by it is missing")]
     lengths = {
         int(np.prod(p)) for s in (b.in_shape, b.out_shape) for r in range(1, len(s) + 1) for p in itertools.combinations(s, r)
     }  # fmt: skip
     for n in sorted(lengths - {0, 1}):
-        if abs(abs(c) * n - 1) < 1e-4:
-            return f" (1/{n}: a mean where a sum belongs over a length of {n}, or a factor {n} that is missing)"
-        if abs(abs(c) / n - 1) < 1e-4:
-            return f" (a sum where a mean belongs over a length of {n}, or a factor {n} too many)"
-    return ""
+        found += [
+            (1 / n, f"1/{n}: a mean where a sum belongs over a length of {n}, or a factor {n} that is missing"),
+            (n, f"a sum where a mean belongs over a length of {n}, or a factor {n} too many"),
+            (n**0.5, f"sqrt({n}): a division by the root of a length of {n} is missing"),
+            (n**-0.5, f"1/sqrt({n}): a division by the root of a length of {n} too many"),
+        ]
+    for n in sorted(lengths - {0, 1, 2}):
+        found += [
+            ((n - 1) / n, f"{n - 1}/{n}: divided by {n}, where {n} - 1 belongs"),
+            (n / (n - 1), f"{n}/{n - 1}: divided by {n} - 1, where {n} belongs"),
+            (
+                ((n - 1) / n) ** 0.5,
+                f"sqrt({n - 1}/{n}): the root of a variance over {n} - 1, where one over {n} belongs",
+            ),
+            (
+                (n / (n - 1)) ** 0.5,
+                f"sqrt({n}/{n - 1}): the root of a variance over {n}, where one over {n} - 1 belongs",
+            ),
+        ]
+    for n in set(range(2, 11)) - lengths:
+        found += [(1 / n, f"a factor {n} is missing"), (n, f"a factor {n} too many")]
+    words = [text for value, text in found if abs(c / value - 1) < 1e-4]
+    return f" ({'; or '.join(words[:2])})" if words else ""
 
 
 def swapped_inputs(b: Block) -> str | None:
     for other in b.siblings:
         if other.in_shape == b.in_shape and _same(b.analytic, other.numeric) and _same(other.analytic, b.numeric):
             return f"swapped: {b.label} was given the gradient of {other.label}, and the other way round"
+    return None
+
+
+def swapped_outputs(b: Block) -> str | None:
+    for other in b.others:
+        if other.out_shape == b.out_shape and _same(b.analytic, other.numeric) and _same(other.analytic, b.numeric):
+            return f"swapped: the incoming gradients of {b.output} and {other.output} are taken for one another"
     return None
 
 
@@ -232,17 +266,19 @@ def missing_use(b: Block) -> str | None:
     """Some of the ways by which the input acts are there, others are not: assigned where it should be accumulated."""
     if b.uses is not None:
         u = b.cotangents
-        parts = [np.stack(p) for p in zip(*(b.uses(row) for row in u), strict=True)]
+        found_uses = [b.uses(row) for row in u]
+        names = [name for name, _ in found_uses[0]]
+        parts = [np.stack(p) for p in zip(*([g for _, g in uses] for uses in found_uses), strict=True)]
         a = b.gradients(b.analytic).reshape(3, -1)
         parts = [p.reshape(3, -1) for p in parts]
         if 2 <= len(parts) <= 8:
             for count in range(1, len(parts)):
                 for kept in itertools.combinations(range(len(parts)), count):
                     if _same(a, np.sum([parts[k] for k in kept], axis=0)):
-                        lost = ", ".join(str(k + 1) for k in range(len(parts)) if k not in kept)
+                        lost = " and ".join(f"use {k + 1} ({names[k]})" for k in range(len(parts)) if k not in kept)
                         return (
-                            f"one of several uses is missing: {b.label} is used {len(parts)} times, and the gradient of "
-                            f"use {lost} is not there (assigned instead of accumulated?)"
+                            f"one of several uses is missing: {b.label} is used {len(parts)} times, and the gradient through "
+                            f"{lost} is not there (assigned instead of accumulated, or a term forgotten?)"
                         )
     right, found = _nonzero(b.numeric), _nonzero(b.analytic)
     dropped = right & ~found
@@ -259,13 +295,195 @@ def missing_use(b: Block) -> str | None:
 
 def only_in_part(b: Block) -> str | None:
     """The error sits in one slice of the input."""
-    scale = float(np.abs(b.numeric).max(initial=0.0))
-    wrong = (np.abs(b.analytic - b.numeric) > 1e-4 * scale).any(0).reshape(b.in_shape)
+    wrong: Array = np.asarray(_wrong(b).any(0)).reshape(b.in_shape)
+    places = []
     for axis, n in enumerate(b.in_shape):
-        hit = wrong.any(tuple(i for i in range(wrong.ndim) if i != axis))
+        hit = np.any(wrong, axis=tuple(i for i in range(wrong.ndim) if i != axis))
         if n > 1 and hit.sum() == 1 and wrong.size > 1:
-            return f"wrong in one place only: at position {int(hit.argmax())} of axis {axis}; the other positions are right"
+            places.append(f"position {int(hit.argmax())} of axis {axis}")
+    if not places:
+        return None
+    return f"wrong in one place only: at {', '.join(places)} of {b.label}; the other positions are right"
+
+
+def _wrong(b: Block) -> Array:
+    return np.asarray(np.abs(b.analytic - b.numeric) > 1e-4 * float(np.abs(b.numeric).max(initial=0.0)))
+
+
+def missing_mask(b: Block) -> str | None:
+    """A gradient comes through where the function does not depend on the input; elsewhere it is right."""
+    right, found = _nonzero(b.numeric), _nonzero(b.analytic)
+    if not right.any() and found.any():
+        return (
+            f"gradient where there is none: {b.output} does not change with {b.label} (a rounding, a comparison, a sign?); "
+            "a straight-through gradient is no derivative, and cannot be confirmed"
+        )
+    extra = found & ~right
+    if not extra.any() or _axes(b)[0] or _wrong(b)[right].any():
+        return None
+    count = int(extra.any(0).sum())
+    return (
+        f"missing mask: through {count} of {b.analytic.shape[1]} elements of {b.label} a gradient comes where the function does "
+        f"not depend on them{_range(b, np.asarray(extra.any(0)))}; elsewhere it is right (a maximum, a clamp, a where, a causal mask?)"
+    )
+
+
+def inverted_mask(b: Block) -> str | None:
+    right, found = _nonzero(b.numeric), _nonzero(b.analytic)
+    if not right.any() or not found.any() or (right & found).any() or _axes(b)[0]:
+        return None
+    return (
+        f"inverted mask: the gradient is there where the function does not depend on {b.label}, and is not there where it does: "
+        "a mask or a choice the wrong way round"
+    )
+
+
+def _range(b: Block, columns: Array) -> str:
+    """Whether these elements of the input are all those below, or above, some value."""
+    if b.x is None or columns.all() or not columns.any():
+        return ""
+    inside, outside = b.x[columns], b.x[~columns]
+    if inside.max() < outside.min():
+        return f" (those up to {inside.max():.3g}, none from {outside.min():.3g} on)"
+    if inside.min() > outside.max():
+        return f" (those from {inside.min():.3g} on, none up to {outside.max():.3g})"
+    return ""
+
+
+def not_transposed(b: Block) -> str | None:
+    """The function's own map was applied to the incoming gradient: cumsum for the reversed cumsum."""
+    if b.in_shape == b.out_shape and _same(b.analytic, b.numeric.T):
+        return (
+            "not transposed: the rule does to the incoming gradient what the function does to its input; it must do the "
+            "transpose: the inverse permutation, the reverse order, the opposite rotation, W^T for W"
+        )
     return None
+
+
+def misplaced(b: Block) -> str | None:
+    """For each output the right numbers, at wrong places."""
+    if min(b.analytic.shape) < 2:
+        return None
+    for axis, word in ((1, f"each element of {b.output}"), (0, f"each element of {b.label}")):
+        if _same(np.sort(b.analytic, axis), np.sort(b.numeric, axis)) and _nonzero(b.numeric).any(axis).all():
+            return (
+                f"misplaced: for {word} the gradient has the right numbers, at wrong places: a stride, offset or index"
+            )
+    return None
+
+
+def uncoupled(b: Block) -> str | None:
+    """The rule goes element by element along an axis whose positions the function mixes."""
+    lost, gained = _axes(b)
+    if lost or not gained:
+        return None
+    return (
+        f"dropped term: the rule keeps apart the positions of axis {gained}, which the function mixes: a sum or a mean over that "
+        "axis is missing in the rule"
+    )
+
+
+def rank_one(b: Block) -> str | None:
+    """The difference is an outer product along the axes that the function mixes: a single sum is missing or wrong."""
+    kept = sorted(_followed(b.numeric, b.out_shape, b.in_shape) & _followed(b.analytic, b.out_shape, b.in_shape))
+    outs, ins = [p for p, _ in kept], [q for _, q in kept]
+    if len(set(outs)) < len(outs) or len(set(ins)) < len(ins):
+        return None
+    rest = [q for q in range(len(b.in_shape)) if q not in ins]
+    E = (b.analytic - b.numeric).reshape(*b.out_shape, *b.in_shape)
+    for step, (p, q) in enumerate(kept):  # the diagonal of each pair goes to the end
+        p -= sum(o < p for o in outs[:step])
+        q += len(b.out_shape) - step - sum(i < q for i in ins[:step])
+        E = np.diagonal(E, axis1=p, axis2=q)
+    E = np.moveaxis(E, range(E.ndim - len(kept), E.ndim), range(len(kept)))
+    rows = int(np.prod([n for p, n in enumerate(b.out_shape) if p not in outs]))
+    E = E.reshape(-1, rows, int(np.prod([b.in_shape[q] for q in rest])))
+    if min(E.shape[1:]) < 3 or not np.isfinite(E).all():
+        return None
+    values = np.linalg.svd(E, compute_uv=False)
+    if values[:, 0].max() == 0 or (values[:, 1] > 1e-4 * values[:, 0].max()).any():
+        return None
+    along = ", ".join(map(str, rest))
+    if np.abs(E - E.mean(2, keepdims=True)).max() <= 1e-4 * np.abs(E).max():
+        return (
+            f"dropped term: what is missing (or too much) is the same at all positions along axis {along} of {b.label}: one "
+            "term, a sum or a mean of the incoming gradient over that axis"
+        )
+    return (
+        f"dropped term: what is missing (or too much) is one sum over axis {along}, of the incoming gradient times something, "
+        "times something: as x * mean(g * x) in a normalization, or y * sum(g * y) in a softmax"
+    )
+
+
+def offset(b: Block) -> str | None:
+    """The same amount too much at some elements."""
+    E, wrong = b.analytic - b.numeric, _wrong(b)
+    if wrong.sum() < 2 or wrong.all() and b.analytic.shape[0] > 1:
+        return None
+    c = float(np.median(E[wrong]))
+    if np.abs(E[wrong] - c).max() > 1e-4 * abs(c):
+        return None
+    rest = "" if wrong.all() else ", and right at the others"
+    return f"dropped term: a constant: off by {c:.6g} at {int(wrong.sum())} of {wrong.size} entries{rest} (a one-hot, a mask?)"
+
+
+def varying_factor(b: Block) -> str | None:
+    """A factor for each position along one axis, of the input or of the output."""
+    for shape, a, n, word in (
+        (b.in_shape, b.analytic, b.numeric, f"of {b.label}"),
+        (b.out_shape, b.analytic.T, b.numeric.T, f"of {b.output}"),
+    ):
+        for axis, length in enumerate(shape):
+            A = np.moveaxis(a.reshape(-1, *shape), axis + 1, 0).reshape(length, -1)
+            N = np.moveaxis(n.reshape(-1, *shape), axis + 1, 0).reshape(length, -1)
+            if length < 2 or (_nonzero(N).sum(1) < 2).any():
+                continue
+            c = (A * N).sum(1) / (N * N).sum(1)
+            if _same(A, c[:, None] * N):
+                some = ", ".join(f"{v:.4g}" for v in c[:4]) + (", ..." if length > 4 else "")
+                return f"varying factor: times {some} along axis {axis} {word}, where 1 belongs: a factor for each position there"
+    return None
+
+
+def wrong_slope(b: Block) -> str | None:
+    """Element by element, and the factor depends on the element: the derivative of the function of one number is wrong."""
+    if b.in_shape != b.out_shape or b.x is None or b.y is None or b.x.size < 3:
+        return None
+    n, a = np.diag(b.numeric), np.diag(b.analytic)
+    if _nonzero(b.numeric - np.diag(n)).any() and np.abs(b.numeric - np.diag(n)).max() > 1e-6 * np.abs(n).max():
+        return None
+    if np.abs(b.analytic - np.diag(a)).max() > 1e-6 * np.abs(a).max() or not _nonzero(n).all():
+        return None
+    part = np.asarray(_wrong(b).any(0))
+    if 2 <= part.sum() < part.size and (words := _range(b, part)):
+        return f"wrong slope: element by element, and wrong at {int(part.sum())} of {part.size} elements{words}: a branch there"
+    with np.errstate(all="ignore"):
+        ratio = a / n
+        for p, q in sorted(itertools.product(range(-3, 4), repeat=2), key=lambda e: (abs(e[0]) + abs(e[1]), e)):
+            values = ratio / (b.x.astype(float) ** p * b.y.astype(float) ** q)
+            c = float(np.median(values))
+            if (p or q) and np.isfinite(values).all() and c and np.abs(values - c).max() <= 1e-4 * abs(c):
+                words = " ".join(f"{w}^{e}" if e != 1 else w for w, e in (("x", p), ("y", q)) if e)
+                times = "" if abs(c - 1) < 1e-4 else f"{c:.4g} "
+                return (
+                    f"wrong slope: element by element, {times}{words} times the right one (x the input, y the output)"
+                )
+    return (
+        f"wrong slope: the right places, but each element has another factor, from {ratio.min():.4g} to {ratio.max():.4g}: the "
+        "derivative of the function of one number is wrong (the input where the output belongs? an inner derivative?)"
+    )
+
+
+def same_axes(b: Block) -> str | None:
+    """Nothing else fits, but the rule mixes what the function mixes."""
+    right, found = _followed(b.numeric, b.out_shape, b.in_shape), _followed(b.analytic, b.out_shape, b.in_shape)
+    if right != found or not b.analytic.any():
+        return None
+    same = " The places of its zeros are right, too." if not (_nonzero(b.analytic) ^ _nonzero(b.numeric)).any() else ""
+    return (
+        "no known pattern: the axes are right, the numbers are not: a wrong operand, a term too few, an inner derivative; "
+        f"compare the rule with the formula, term by term.{same}"
+    )
 
 
 def reduced_along_the_wrong_axis(b: Block) -> str | None:
@@ -278,14 +496,25 @@ PATTERNS = (
     ignores_the_cotangent,
     factor,
     swapped_inputs,
+    swapped_outputs,
+    missing_mask,
     missing_sum,
     reduced_along_the_wrong_axis,
     transposed,
+    not_transposed,
     missing_use,
     wrong_axis,
     permuted,
+    misplaced,
+    inverted_mask,
     mixed_axis,
+    uncoupled,
     only_in_part,
+    varying_factor,
+    wrong_slope,
+    rank_one,
+    offset,
+    same_axes,
 )
 
 

@@ -47,6 +47,15 @@ def central(move: Move, eps: float) -> Array:
         return (plus - minus) / (up - down)
 
 
+def _apart(steps: list[float]) -> list[float]:
+    """Those that are well below the one before: two steps that are almost the same agree on anything."""
+    kept = steps[:1]
+    for h in steps[1:]:
+        if h < 0.8 * kept[-1]:
+            kept.append(h)
+    return kept
+
+
 class Ladder:
     """Central and one-sided differences of every output at steps from large to small, relative to 1 and to the element.
 
@@ -57,7 +66,7 @@ class Ladder:
     def __init__(self, move: Move, base: Array, magnitude: float, epsilon: float = _EPSILON):
         steps, slopes, gaps, noises = [], [], [], []
         self.is_decade = []
-        for h in sorted({h * scale for scale in move.scales for h in LADDER}, reverse=True):
+        for h in _apart(sorted((h * scale for scale in move.scales for h in LADDER), reverse=True)):
             (plus, up), (minus, down) = move(h), move(-h)
             if not up > 0 > down or up > 2 * h:
                 continue  # x is so large that the step is lost
@@ -67,7 +76,7 @@ class Ladder:
                 gaps.append((plus - base) / up - (base - minus) / -down)
                 size = np.maximum(np.maximum(np.abs(plus), np.abs(minus)), magnitude)
                 noises.append(4 * epsilon * size / (up - down))
-            self.is_decade.append(h in LADDER[::2])
+            self.is_decade.append(bool(np.isclose(h, LADDER[::2], rtol=0.05, atol=0).any()))
         self.steps = np.array(steps)
         self.central, self.gap, self.noise = np.stack(slopes), np.stack(gaps), np.stack(noises)
         self.magnitude = magnitude

@@ -10,7 +10,7 @@ import numpy as np
 from .. import graph, modes
 from ..graph import TensorBase
 from ..ops.elementwise import clone
-from .blame import blame
+from .blame import blame, spoiler
 from .compare import Tolerance, check
 from .problem import GradcheckError, Problem
 from .report import failure
@@ -26,7 +26,7 @@ def _run(problem: Problem, tolerance: Tolerance, mode: str, raise_exception: boo
             try:
                 result = check(problem, tolerance, mode)
             except GradcheckError as error:
-                raise _with_operation(error, problem) from None
+                raise _with_operation(error, problem, tolerance) from None
             if result is None:
                 return True
             finding = result[0]
@@ -38,12 +38,16 @@ def _run(problem: Problem, tolerance: Tolerance, mode: str, raise_exception: boo
         return False
 
 
-def _with_operation(error: GradcheckError, problem: Problem) -> GradcheckError:
-    """Name the operation that gives a new result at each call."""
-    step = random_operation(problem) if error.diagnosis == "not deterministic" else None
+def _with_operation(error: GradcheckError, problem: Problem, tolerance: Tolerance) -> GradcheckError:
+    """Name the operation that gives a new result at each call, or whose backward does, or writes where it may not."""
+    if error.diagnosis not in ("not deterministic", "writes into its gradient"):
+        return error
+    step, word = random_operation(problem) or (spoiler(problem, tolerance), "")
     if step is None:
         return error
-    text = f"{error}\n  operation      {step.name}, called at {step.line}\n                 {source(step.line)}"
+    text = f"{error}; by {step.name}, called at {step.line}\n  operation      {step.name}, called at {step.line}\n                 {source(step.line)}"
+    if word:
+        text += f"\n                 its {word} is another one in each call: random numbers, a counter, or kept state?"
     return GradcheckError(text.rstrip(), diagnosis=error.diagnosis, operation=step.name, line=step.line)
 
 

@@ -53,9 +53,13 @@ class Step:
         function: Any = self.function
         self.call: Callable[..., Any] = op if callable(op) else function.apply
         target = self.function.forward if self.function is not None else op.function
-        words = list(inspect.signature(target).parameters)
+        words = [p.name for p in inspect.signature(target).parameters.values() if p.kind is not p.VAR_POSITIONAL]
         self.words = words[1:] if self.function is not None else words
         self.op = op
+        tensors = [(i, t) for i, a in enumerate(record.args) for t in (a if isinstance(a, (list, tuple)) else [a])]
+        self.edges: list[tuple[int, Any, Array]] = [
+            (i, t._edge(), np.array(t._data)) for i, t in tensors if isinstance(t, TensorBase) and t._node
+        ]
 
     def word(self, i: int) -> str:
         return self.words[i] if i < len(self.words) else f"argument {i}"
@@ -121,8 +125,8 @@ class Watch(list[Any]):
 
 def watched(problem: Problem) -> list[Step]:
     """The steps of one forward."""
-    watch = Watch()
-    with modes.enable_grad():
+    watch = Watch(problem.fn)
+    with modes.enable_grad(), watch.follow():
         problem.outputs(watch)
     return watch
 
@@ -179,43 +183,17 @@ def _fractional(a: Array) -> bool:
         return bool((scaled != np.round(scaled)).any())
 
 
-def random_operation(problem: Problem) -> Step | None:
-    """The first operation that gave two results for the same arguments."""
+def random_operation(problem: Problem) -> tuple[Step, str] | None:
+    """The first operation with two results in two calls, and what it was given that changed (nothing: it is random itself)."""
     for a, b in zip(watched(problem), watched(problem), strict=False):
         if a.name != b.name:
             return None
-        same = all(_equal(x, y) for (_, x), (_, y) in zip(a.arrays(), b.arrays(), strict=False))
-        if not all(_equal(x, y) for x, y in zip(a.outputs, b.outputs, strict=False)):
-            return a if same else None
+        if not all(equal(x, y) for x, y in zip(a.outputs, b.outputs, strict=False)):
+            changed = [i for (i, x), (_, y) in zip(a.arrays(), b.arrays(), strict=False) if not equal(x, y)]
+            return a, a.word(changed[0]) if changed else ""
     return None
 
 
-def cuts(problem: Problem) -> list[tuple[Step, str]]:
-    """Operands that change with the leaves although they carry no gradient: where the graph was cut."""
-    before = watched(problem)
-    generator = np.random.default_rng(4)
-    kept = [leaf.value.copy() for leaf in problem.leaves]
-    try:
-        for leaf in problem.leaves:
-            leaf.value += 1e-3 * generator.standard_normal(leaf.shape) * np.maximum(1.0, np.abs(leaf.value))
-        after = watched(problem)
-    finally:
-        for leaf, value in zip(problem.leaves, kept, strict=True):
-            np.copyto(leaf.value, value)
-    found = []
-    for a, b in zip(before, after, strict=False):
-        if a.name != b.name:
-            break
-        if a.node is None:
-            continue
-        for (i, x), (_, y) in zip(a.arrays(), b.arrays(), strict=False):
-            array = x.array if isinstance(x, Value) else x
-            carries = isinstance(x, Value) and x.requires_grad
-            if not carries and array.dtype.kind == "f" and not _equal(x, y):
-                found.append((a, a.word(i)))
-    return found
-
-
-def _equal(x: Any, y: Any) -> bool:
+def equal(x: Any, y: Any) -> bool:
     a, b = (v.array if isinstance(v, Value) else v for v in (x, y))
     return a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
