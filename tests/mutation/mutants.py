@@ -16,7 +16,7 @@ PACKAGE = ROOT / "tinygrad_tf"
 
 ALSO = {  # backwards of other names, and what rules share
     "ops": ("_column_sums", "_later", "_before", "_decay", "_share", "_square_distance"),
-    "kernels": ("_scatter_add_rows", "_norm_gradient", "_softmax_gradient", "_rotary", "_dropout"),
+    "kernels": ("_scatter_add_rows", "_norm_gradient", "_rotary", "_dropout"),
 }
 
 
