@@ -37,8 +37,8 @@ from .gemm_tile import (
 from .normalization import row_dot
 from .runtime import device, kernel, routine, share
 
-KC = 256  # terms of a block
-MC = max(1, 192 // MR) * MR  # rows of A packed at a time
+KC = 512  # terms of a block
+MC = max(1, 96 // MR) * MR  # rows of A packed at a time
 NC = 2048  # columns of B packed at a time
 TASK_GRAIN = 1 << 18  # multiply-adds worth a thread
 FEW_ROWS = 8  # up to so many rows, dot products beat tiles, if B's columns are contiguous
