@@ -203,7 +203,7 @@ def draw(figure: Any, results: list[Result]) -> None:
     right.set(title="repair by the gradient of W1, W2", xlabel="step", ylabel="probability", ylim=(-0.03, 1.05))
     middle.set_yticks(np.linspace(0, 1, 6))
     middle.legend(fontsize=10, loc="upper left")
-    right.legend(fontsize=11, loc="center left")
+    right.legend(fontsize=11, loc="center right")
 
 
 EXPERIMENT = Experiment(

@@ -144,7 +144,7 @@ def draw(figure: Any, results: list[Result]) -> None:
         for name, colour in colours.items():
             middle.plot(r.data["curves"][name, depths[-1]], color=colour, lw=1.2, label=None if i else name)
     left.set(title="gradient by block, before training", xlabel="block")
-    middle.set(title=f"training {depths[-1]} blocks: loss", xlabel="step")
+    middle.set(title=f"training {depths[-1]} blocks: loss", xlabel="step", ylim=(0, 2.9))
     right.set(title="loss at the end, no warm-up", xlabel="blocks", ylim=(0, None))
     for axes in (left, middle, right):
         axes.legend(fontsize=10)
