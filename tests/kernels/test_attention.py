@@ -176,7 +176,9 @@ def test_row_without_keys_and_poison_behind_the_mask(poison, as_float):
         padded[0, 0, 2:] = poison
         rows = np.pad(mask, ((0, pad), (0, 0)), constant_values=-np.inf if as_float else False)
         out, lse = attention(padded, k, v, scale=2**-0.5, causal=False, mask=rows)
-        grads = attention_backward(np.ones_like(out), padded, k, v, out, lse, scale=2**-0.5, causal=False, mask=rows)
+        g = np.ones_like(out)
+        g[0, 0, 1:] = poison or 1.0  # what rows without keys are given counts nowhere
+        grads = attention_backward(g, padded, k, v, out, lse, scale=2**-0.5, causal=False, mask=rows)
         want = [
             [[1.660477, 2.660477], [0, 0]],
             [[-0.625594, 0.625594], [0, 0]],
@@ -202,6 +204,19 @@ def test_poison_reaches_only_those_who_may_see_it(length):
         assert np.isnan(out[0, 0, at:]).all()
         dq, _, _ = attention_backward(g, q, k, v, out, lse, scale=0.25, causal=True)
         assert np.isfinite(dq[0, 0, :at]).all() and np.isnan(dq[0, 0, at]).all()
+
+
+def test_a_key_of_weight_zero_that_is_infinite():
+    """BC-62: 0 times inf is NaN, in the component that is infinite and in no other."""
+    q, g = np.ones((1, 1, 1, 2)), np.array([[[[0.3, -0.7]]]])
+    k = np.array([[-np.inf, 1.0], [0.5, 1], [0, -1]])[None, None]
+    v = np.array([[1.0, 2], [3, 4], [5, 7]])[None, None]
+    out, lse = attention(q, k, v, scale=1.0, causal=False)
+    dq = attention_backward(g, q, k, v, out, lse, scale=1.0, causal=False)[0]
+    rest, rest_lse = attention(q, k[:, :, 1:], v[:, :, 1:], scale=1.0, causal=False)
+    want = attention_backward(g, q, k[:, :, 1:], v[:, :, 1:], rest, rest_lse, scale=1.0, causal=False)[0]
+    assert np.isnan(dq[0, 0, 0, 0])
+    np.testing.assert_allclose(dq[0, 0, 0, 1], want[0, 0, 0, 1])
 
 
 def test_causal_with_fewer_queries_than_keys():

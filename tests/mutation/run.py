@@ -48,7 +48,10 @@ TESTS = ["tests/ops", "tests/kernels", "tests/test_graph.py", "tests/test_functi
          "tests/test_tensor.py", "tests/nn", "tests/models"]  # fmt: skip
 
 #: Mutants that change no gradient, and why: regular expressions over their names.
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT = {
+    r"_backward_pair: (sign|factor|dropped): ds\[i \* TILE \+ j\] \* k\[at \+ c\]": "a key that holds NaN or inf has a score that is not "
+    "finite, so ds is NaN or 0: the product is NaN or 0 with any sign and factor",
+}
 
 
 def equivalent(name: str) -> str | None:
