@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import activation, attention, embedding, gemm, loss, normalization, optimizer, random, rotary, runtime
 
-_MODULES = "activation attention embedding gemm loss normalization optimizer random rotary runtime".split()
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")
 

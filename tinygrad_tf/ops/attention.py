@@ -59,7 +59,16 @@ _attention.name = "scaled_dot_product_attention"
 
 @primitive(x=lambda g: _join_heads(g), view=True, several=True)
 def split_heads(x: Any, heads: Sequence[int]) -> Any:
-    """Cut the width into heads, and these into groups: x (B, T, sum(heads) d) -> for each group a (B, heads_i, T, d)."""
+    """Cut the width into heads, and these into groups: x (B, T, sum(heads) d) -> for each group a (B, heads_i, T, d).
+
+    The parts are views: head h at position t is the d numbers x[:, t, h d : (h + 1) d]. Raises ValueError where the width is no
+    multiple of the number of heads.
+
+    >>> import tinygrad_tf as tg
+    >>> q, k = split_heads(tg.ones(1, 3, 12), [2, 1])
+    >>> q.shape, k.shape
+    ((1, 2, 3, 4), (1, 1, 3, 4))
+    """
     total = builtins.sum(heads)
     if x.ndim != 3 or min(heads, default=0) < 1 or x.shape[2] % total:
         raise ValueError(
@@ -92,7 +101,14 @@ def _join_heads(tensors: Sequence[Any]) -> Any:
 
 @primitive(x=lambda g, x_shape: split_heads(g, x_shape[1:2])[0], view=True)
 def merge_heads(x: Any) -> Any:
-    """Heads side by side again: x (B, H, T, d) -> (B, T, H d)."""
+    """Heads side by side again, the inverse of `split_heads` of one group: x (B, H, T, d) -> (B, T, H d).
+
+    Raises ValueError for another number of axes.
+
+    >>> import tinygrad_tf as tg
+    >>> merge_heads(tg.ones(1, 2, 3, 4)).shape
+    (1, 3, 8)
+    """
     if x.ndim != 4:
         raise ValueError(f"merge_heads: x must be (B, H, T, d), got x of shape {x.shape}")
     B, H, T, d = x.shape

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.host import address
 from .indexing import getitem
 from .primitive import normalize_dims, primitive
 from .reductions import broadcast_to
@@ -151,31 +150,13 @@ def split(x: Any, size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
     return _split(x, tuple(sizes), axis)  # type: ignore[no-any-return]
 
 
-@primitive(x=lambda g, dim: _join(g, dim), view=True, several=True)
+@primitive(x=lambda g, dim: cat(g, dim), view=True, several=True)
 def _split(x: Any, sizes: tuple[int, ...], dim: int) -> Any:
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return tuple(x[(slice(None),) * dim + (slice(end - n, end),)] for n, end in zip(sizes, ends, strict=True))
 
 
 _split.name = "split"
-
-
-@primitive(tensors=lambda g, i, tensors_shape, dim: _cat_part(g, i, tensors_shape, dim))
-def _join(tensors: Sequence[Any], dim: int) -> Any:
-    """The transpose of `split`: `cat`, in the order in which the parts lie in memory, so that nothing is copied twice.
-
-    Parts that lie side by side in one array already, as attention leaves its gradients, are not copied at all.
-    """
-    shape = list(tensors[0].shape)
-    shape[dim] = sum(t.shape[dim] for t in tensors)
-    first, at = tensors[0], address(tensors[0])
-    for t in tensors:
-        if t.base is None or t.base is not first.base or t.strides != first.strides or address(t) != at:
-            break
-        at += t.shape[dim] * t.strides[dim]
-    else:
-        return np.lib.stride_tricks.as_strided(first, shape, first.strides)
-    return np.concatenate(tensors, axis=dim, out=np.empty_like(tensors[0], shape=shape))
 
 
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
