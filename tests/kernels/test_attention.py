@@ -8,7 +8,7 @@ import pytest
 from tinygrad_tf.kernels import runtime
 from tinygrad_tf.kernels.attention import attention, attention_backward, attention_dropout_mask
 from tinygrad_tf.kernels.random import words
-from tinygrad_tf.ops.shape import _join
+from tinygrad_tf.ops.attention import _join_heads
 
 TOLERANCE = {np.float32: 3e-5, np.float64: 1e-11}
 
@@ -261,11 +261,12 @@ def test_gradients_of_a_packed_projection_lie_side_by_side():
     right = attention_backward(g, *apart, out, lse, scale=0.3, causal=True)
     for a, b in zip(grads, right, strict=True):
         np.testing.assert_array_equal(a, b)
-    joined = _join.function(list(grads), 1)
-    assert np.shares_memory(joined, grads[0]) and joined.transpose(0, 2, 1, 3).flags.c_contiguous
-    np.testing.assert_array_equal(joined, np.concatenate(right, axis=1))
-    swapped = _join.function([grads[1], grads[0], grads[2]], 1)
+    joined = _join_heads.function(list(grads))
+    assert np.shares_memory(joined, grads[0]) and joined.flags.c_contiguous
+    np.testing.assert_array_equal(joined, np.concatenate(right, axis=1).transpose(0, 2, 1, 3).reshape(2, 70, 48))
+    swapped = _join_heads.function([grads[1], grads[0], grads[2]])
     assert not np.shares_memory(swapped, grads[0])
+    np.testing.assert_array_equal(swapped[..., :8], joined[..., 32:40])
 
 
 def test_dropout_mask():
