@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import tinygrad_tf as tg
 
+from ..modes import check, converted
 from ..nn.attention import KVCache
 from ..nn.module import eval_mode
 
@@ -167,10 +168,14 @@ def as_ids(ids: Any, limit: int, name: str) -> Ids:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name}: ids must be integers, got dtype {array.dtype}")
-    if array.size and (array.min() < 0 or array.max() >= limit):
-        wrong = array[(array < 0) | (array >= limit)].flat[0]
+    check(_below, array, limit, name)
+    return converted(array, np.int64)
+
+
+def _below(ids: NDArray[Any], limit: int, name: str) -> None:
+    if ids.size and (ids.min() < 0 or ids.max() >= limit):
+        wrong = ids[(ids < 0) | (ids >= limit)].flat[0]
         raise IndexError(f"{name}: id {wrong} is out of range, ids must be at least 0 and below {limit}")
-    return np.asarray(array, dtype=np.int64)
 
 
 def _next_logits(model: Any, context: Ids, cache: KVCache | None) -> NDArray[Any]:

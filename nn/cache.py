@@ -7,6 +7,7 @@ import numpy as np
 import tinygrad_tf as tg
 
 from ..graph import Array
+from ..modes import not_captured
 
 
 class LayerCache:
@@ -24,6 +25,7 @@ class LayerCache:
         Raises:
             ValueError: there is no room for them, or they do not fit the batch, heads or dtype of those before.
         """
+        not_captured("keys and values are cached")
         end = self.length + k.shape[2]
         if end > self.max_len:
             raise ValueError(

@@ -11,7 +11,8 @@ import numpy as np
 import tinygrad_tf as tg
 
 from .. import graph
-from ..modes import _profile
+from ..hooks import HookHandle
+from ..modes import _profile, _recorder, changes
 
 M = TypeVar("M", bound="Module")
 
@@ -103,6 +104,9 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if "_forward_hooks" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__}.__init__ must call super().__init__() first")
+        recorder = _recorder.get()
+        if recorder is not None:
+            recorder.module(self)
         if not (self._forward_pre_hooks or self._forward_hooks) and _profile.get() is None:
             return self.forward(*args, **kwargs)
         for hook, with_kwargs in list(self._forward_pre_hooks.values()):
@@ -130,6 +134,7 @@ class Module:
     # -- registration --------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
+        changes[0] += 1
         if "_modules" not in self.__dict__:
             if isinstance(value, (Parameter, Module)):
                 raise AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}")
@@ -173,6 +178,7 @@ class Module:
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
+        changes[0] += 1
         if any(name in table for table in (self._parameters, self._buffers, self._modules)):
             self._forget(name)
         else:
@@ -216,32 +222,35 @@ class Module:
         self._buffers[name] = tensor
         (self._non_persistent.discard if persistent else self._non_persistent.add)(name)
 
-    def register_forward_pre_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> graph.HookHandle:
+    def register_forward_pre_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> HookHandle:
         """Call `hook(module, args)` before forward; what it returns, if not None, replaces the arguments.
 
         With `with_kwargs`, call `hook(module, args, kwargs)`, which returns None or `(args, kwargs)`.
         """
-        return graph.HookHandle(self._forward_pre_hooks, (hook, with_kwargs))  # type: ignore[arg-type]
+        return HookHandle(self._forward_pre_hooks, (hook, with_kwargs))  # type: ignore[arg-type]
 
-    def register_forward_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> graph.HookHandle:
+    def register_forward_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> HookHandle:
         """Call `hook(module, args, output)` after forward; what it returns, if not None, replaces the output.
 
         With `with_kwargs`, call `hook(module, args, kwargs, output)`.
         """
-        return graph.HookHandle(self._forward_hooks, (hook, with_kwargs))  # type: ignore[arg-type]
+        return HookHandle(self._forward_hooks, (hook, with_kwargs))  # type: ignore[arg-type]
 
     # -- walking -------------------------------------------------------------------------------------------------------
 
-    def named_modules(self, prefix: str = "", _seen: set[int] | None = None) -> Iterator[tuple[str, Module]]:
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module, under `prefix`, and all below it, each once, under its first name."""
-        seen = set() if _seen is None else _seen
-        if id(self) in seen:
-            return
-        seen.add(id(self))
-        yield prefix, self
-        for name, module in self._modules.items():
-            if module is not None:
-                yield from module.named_modules(f"{prefix}.{name}" if prefix else name, seen)
+        found: dict[int, tuple[str, Module]] = {}
+        ahead: list[tuple[str, Module]] = [(prefix, self)]
+        while ahead:
+            path, module = ahead.pop()
+            if id(module) not in found:
+                found[id(module)] = path, module
+                below = [
+                    (f"{path}.{name}" if path else name, m) for name, m in module._modules.items() if m is not None
+                ]
+                ahead.extend(reversed(below))
+        return iter(found.values())
 
     def modules(self) -> Iterator[Module]:
         """This module and all below it, each once."""

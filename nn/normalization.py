@@ -6,6 +6,7 @@ import numpy as np
 
 import tinygrad_tf as tg
 
+from ..modes import not_captured
 from . import functional as F
 from .module import Module, Parameter
 
@@ -178,6 +179,7 @@ class BatchNorm1d(Module):
         return y
 
     def _track(self, mean: np.ndarray, var: np.ndarray) -> None:  # type: ignore[type-arg]
+        not_captured("running statistics are kept")
         for buffer, value in ((self.running_mean, mean), (self.running_var, var)):
             buffer._data += self.momentum * (value - buffer._data)
             buffer._bump()

@@ -10,6 +10,7 @@ from typing import Any as _Any
 import numpy as _np
 
 from . import func, graph, linalg, rng
+from .capture import capture
 from .checks.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from .config import config
 from .creation import (
@@ -37,7 +38,7 @@ from .function import Function, checkpoint
 from .graph import grad
 from .kernels.host import get_num_threads, set_num_threads
 from .memory import keep_freed_memory as _keep_freed_memory
-from .modes import detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference
+from .modes import CaptureError, detect_anomaly, enable_grad, is_grad_enabled, no_grad, reference
 from .ops.table import FUNCTIONS as _FUNCTIONS
 from .ops.table import METHODS as _METHODS
 from .profiling import Profile, profile
@@ -67,7 +68,7 @@ def is_tensor(x: object) -> _bool:
 
 
 __all__ = [
-    "Function", "GradcheckError", "Profile", "Tensor", "arange", "bool", "checkpoint", "config", "detect_anomaly", "empty",
+    "CaptureError", "Function", "GradcheckError", "Profile", "Tensor", "arange", "bool", "capture", "checkpoint", "config", "detect_anomaly", "empty",
     "empty_like", "enable_grad", "eye", "float32", "float64", "from_numpy", "full", "func", "full_like", "get_num_threads",
     "get_rng_state", "grad", "gradcheck", "gradgradcheck", "graph", "int64", "is_grad_enabled", "is_tensor", "linalg", "linspace",
     "manual_seed", "no_grad", "ones", "ones_like", "profile", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",

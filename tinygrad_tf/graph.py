@@ -11,12 +11,26 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .modes import Array, Mode, _anomaly, _grad_enabled, _packer, _profile, _records
+from .arena import owns
+from .hooks import HookHandle, run_hooks
+from .modes import (
+    Array,
+    Mode,
+    _anomaly,
+    _grad_enabled,
+    _packer,
+    _profile,
+    _recorder,
+    _records,
+    compute,
+    converted,
+)  # fmt: skip
 from .recording import Record, check_finite, user_line
 from .recording import record as record  # graph.record()
 
@@ -246,7 +260,7 @@ def in_place(target: TensorBase, result: TensorBase, name: str) -> None:
         raise ValueError(
             f"{name}: this tensor's memory is read-only (an expanded or a read-only array); clone() it first"
         )
-    np.copyto(target._data, result._data, casting="same_kind")
+    compute(np.copyto, target._data, result._data)
     target._bump()
     if result._requires_grad:
         target._requires_grad, target._node, target._index = True, result._node, result._index
@@ -280,12 +294,11 @@ class _Pending:
         elif isinstance(value, TensorBase) or isinstance(self.value, TensorBase):
             self.value = self.value + value
         elif self.own:
-            self.value += value
+            self.value = compute(operator.iadd, self.value, value)
         elif own:
-            value += self.value
-            self.value, self.own = value, True
+            self.value, self.own = compute(operator.iadd, value, self.value), True
         else:
-            self.value, self.own = np.asarray(self.value + value), True
+            self.value, self.own = np.asarray(compute(operator.add, self.value, value)), True
 
 
 def _leading_nodes(roots: Sequence[TensorBase], targets: set[Any]) -> set[Node]:
@@ -368,7 +381,7 @@ def run_backward(
             if node.hooks or targets:
                 for index in range(len(slots)):
                     if node.hooks and index in node.hooks and grads[index] is not None:
-                        grads[index] = _run_hooks(node.hooks[index], grads[index])
+                        grads[index] = run_hooks(node.hooks[index], grads[index], _wrap)
                     if (node, index) in targets and grads[index] is not None:
                         captured.setdefault((node, index), _Pending()).add(grads[index], False)
             if leading is not None and node not in leading:
@@ -386,7 +399,7 @@ def run_backward(
                 node.saved = None
             del slots, grads, results
         for key, (leaf, slot) in leaves.items():
-            value = slot.value if leaf._hooks is None else _run_hooks(leaf._hooks, slot.value)
+            value = run_hooks(leaf._hooks, slot.value, _wrap) if leaf._hooks else slot.value
             if inputs is None:
                 _accumulate(leaf, value, slot.own and value is slot.value)
             else:
@@ -400,15 +413,13 @@ def _fit(node: Node, result: Any, meta: Any, grads: list[Any]) -> tuple[Any, boo
     """A rule's result in its input's shape and dtype, and whether its buffer is nobody else's."""
     shape, dtype = meta
     if type(result) is np.ndarray and result.shape == shape and result.dtype is dtype:
-        own = result.base is None and node.op.owns_gradients and result.flags.writeable
+        own = owns(result) and node.op.owns_gradients and result.flags.writeable
         return result, own and result is not grads[0] and (len(grads) == 1 or not any([result is g for g in grads]))
-    fitted = result if result.shape == shape else sum_to(result, shape)
+    fitted = result if result.shape == shape else compute(sum_to, result, shape)
     if isinstance(fitted, TensorBase):
         return (fitted if fitted._data.dtype == dtype else fitted.to(dtype)), False  # type: ignore[attr-defined]
-    fitted = np.asarray(fitted)
-    if fitted.dtype != dtype:
-        fitted = fitted.astype(dtype)
-    own = fitted.base is None and node.op.owns_gradients and fitted.flags.writeable
+    fitted = converted(np.asarray(fitted), dtype)
+    own = owns(fitted) and node.op.owns_gradients and fitted.flags.writeable
     return fitted, own and not any([fitted is g for g in grads])
 
 
@@ -420,7 +431,10 @@ def _finished(slot: _Pending) -> Any:
 
 def _accumulate(leaf: TensorBase, value: Any, own: bool) -> None:
     """Add a gradient into `leaf.grad`, which never shares memory with anything else."""
-    if isinstance(value, TensorBase):
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.gradient(leaf, value, own)
+    elif isinstance(value, TensorBase):
         leaf.grad = value if leaf.grad is None else leaf.grad + value
         if leaf.grad is value and value._node is None:
             leaf.grad = _wrap(value._data.copy(), value._requires_grad)
@@ -431,35 +445,6 @@ def _accumulate(leaf: TensorBase, value: Any, own: bool) -> None:
     else:
         np.add(leaf.grad._data, value, out=leaf.grad._data)
         leaf.grad._bump()
-
-
-def _run_hooks(hooks: dict[int, Callable[[Any], Any]], value: Any) -> Any:
-    """Show a gradient to its hooks, each of which may return another one to use instead."""
-    was_array = not isinstance(value, TensorBase)
-    for hook in list(hooks.values()):
-        shown = value if isinstance(value, TensorBase) else _wrap(np.array(value))  # theirs to write into
-        result = hook(shown)
-        if result is not None:
-            if not isinstance(result, TensorBase) or result._data.shape != shown._data.shape:
-                came = getattr(result, "shape", type(result).__name__)
-                raise ValueError(
-                    f"a gradient hook must return None or a Tensor of shape {shown._data.shape}, got {came}"
-                )
-            value = result._data if was_array else result
-    return value
-
-
-class HookHandle:
-    """Takes a hook away again: `handle.remove()`."""
-
-    _next = itertools.count()
-
-    def __init__(self, hooks: dict[int, Any], hook: Any):
-        self._hooks, self._id = hooks, next(self._next)
-        hooks[self._id] = hook
-
-    def remove(self) -> None:
-        self._hooks.pop(self._id, None)
 
 
 def register_hook(tensor: TensorBase, hook: Callable[[Any], Any]) -> HookHandle:
@@ -477,6 +462,14 @@ def register_hook(tensor: TensorBase, hook: Callable[[Any], Any]) -> HookHandle:
 # -- entry points ------------------------------------------------------------------------------------------------------
 
 
+def _held(array: Array) -> Array:
+    """A constant, known to a capture."""
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.hold(array)
+    return array
+
+
 def _seed(name: str, tensor: TensorBase, gradient: Any, create_graph: bool) -> Any:
     if gradient is None:
         if tensor._data.size != 1:
@@ -484,14 +477,14 @@ def _seed(name: str, tensor: TensorBase, gradient: Any, create_graph: bool) -> A
                 f"{name}: a gradient is created only for scalars, and this tensor has shape {tensor._data.shape}; "
                 "pass gradient= of that shape, or reduce it first, for instance with .sum()"
             )
-        gradient = np.ones_like(tensor._data)
+        gradient = _held(np.ones_like(tensor._data))
     if np.shape(_raw(gradient)) != tensor._data.shape:
         raise ValueError(
             f"{name}: the gradient must have the tensor's shape {tensor._data.shape}, got {np.shape(_raw(gradient))}"
         )
     if create_graph:
         return gradient if isinstance(gradient, TensorBase) else _wrap(np.asarray(gradient, dtype=tensor._data.dtype))
-    return np.asarray(_raw(gradient), dtype=tensor._data.dtype)
+    return _held(np.asarray(_raw(gradient), dtype=tensor._data.dtype))
 
 
 def backward(

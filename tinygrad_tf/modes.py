@@ -20,6 +20,45 @@ _anomaly: ContextVar[bool] = ContextVar("anomaly", default=False)
 _records: ContextVar[list[Any] | None] = ContextVar("records", default=None)
 _profile: ContextVar[Any] = ContextVar("profile", default=None)
 _packer: ContextVar[Callable[[Array], Callable[[], Array] | None] | None] = ContextVar("packer", default=None)
+_recorder: ContextVar[Any] = ContextVar("recorder", default=None)
+
+
+changes = [0]  # how often an attribute of a module was set: a capture may depend on it
+
+
+class CaptureError(RuntimeError):
+    """`tg.capture` cannot follow the function; the message says at what."""
+
+
+def compute(function: Callable[..., Any], *args: Any) -> Any:
+    """function(*args), numpy's work on ndarrays, so that a capture can do it again."""
+    recorder = _recorder.get()
+    return function(*args) if recorder is None else recorder.run(function, *args)
+
+
+def copied(array: Array) -> Array:
+    """A copy, C-contiguous."""
+    return cast(Array, compute(lambda a: a.copy(), array))
+
+
+def converted(array: Array, dtype: Any) -> Array:
+    """The array in this dtype: itself if it has it."""
+    return array if array.dtype == dtype else cast(Array, compute(lambda a: a.astype(dtype), array))
+
+
+def check(function: Callable[..., Any], *args: Any) -> None:
+    """function(*args), which raises or returns nothing; a capture's replays do it again."""
+    recorder = _recorder.get()
+    if recorder is None:
+        function(*args)
+    else:
+        recorder.apply(function, *recorder.plain(args))
+
+
+def not_captured(what: str) -> None:
+    """Raise CaptureError inside a capture: what follows is Python's work, and a replay would leave it out."""
+    if _recorder.get() is not None:
+        raise CaptureError(what)
 
 
 class Mode(contextlib.ContextDecorator):

@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from .modes import not_captured
+
+_DRAWS = "random numbers are drawn"
+
 
 class _State:
     def __init__(self, seed: int):
@@ -52,10 +56,12 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 def generator() -> np.random.Generator:
     """The numpy Generator that rand, randn, randint and randperm draw from."""
+    not_captured(_DRAWS)
     return _state.generator
 
 
 def next_call() -> tuple[int, int]:
     """The key and call number of one random operation, and move on."""
+    not_captured(_DRAWS)
     _state.call += 1
     return _state.seed, _state.call

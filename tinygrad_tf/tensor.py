@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -10,9 +11,12 @@ import numpy as np
 
 from . import graph, modes
 from .graph import Array, TensorBase
+from .hooks import HookHandle
 from .ops import binary, comparison, elementwise, indexing, products, shape
 from .ops.primitive import Primitive
 from .ops.table import IN_PLACE, METHODS
+
+_READS = "Python reads a tensor's numbers"
 
 
 def _any_operator(self: Any, other: Any) -> Any: ...
@@ -100,6 +104,7 @@ class Tensor(TensorBase):
 
     def numpy(self) -> Array:
         """The ndarray itself, without copying; read-only if gradients are asked for."""
+        modes.not_captured(_READS)
         if not self._requires_grad:
             return self._data
         view = self._data.view()
@@ -110,15 +115,18 @@ class Tensor(TensorBase):
         """The one element as a Python number; raises ValueError if there is not exactly one."""
         if self._data.size != 1:
             raise ValueError(f"item: expected a tensor of one element, got shape {self.shape}")
+        modes.not_captured(_READS)
         return self._data.item()
 
     def tolist(self) -> Any:
+        modes.not_captured(_READS)
         return self._data.tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
+        modes.not_captured(_READS)
         return self._data.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -153,6 +161,7 @@ class Tensor(TensorBase):
     def __bool__(self) -> bool:
         if self.numel() != 1:
             raise ValueError(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
+        modes.not_captured(_READS)
         return bool(self._data)
 
     def __float__(self) -> float:
@@ -166,6 +175,7 @@ class Tensor(TensorBase):
         return value.__index__()
 
     def __contains__(self, value: Any) -> bool:
+        modes.not_captured(_READS)
         return bool((self._data == graph._raw(value)).any())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -188,7 +198,7 @@ class Tensor(TensorBase):
         """Add d(self)/d(leaf), weighted by `gradient` (default 1 for a scalar), into every leaf's `.grad`."""
         graph.backward(self, gradient, retain_graph, create_graph)
 
-    def register_hook(self, hook: Callable[[Any], Any]) -> graph.HookHandle:
+    def register_hook(self, hook: Callable[[Any], Any]) -> HookHandle:
         """Call `hook(gradient)` when this tensor's gradient is complete; what it returns, if anything, is used instead."""
         return graph.register_hook(self, hook)
 
@@ -286,7 +296,7 @@ class Tensor(TensorBase):
                 "setitem: this tensor's memory is read-only (an expanded or a read-only array); clone() it first"
             )
         try:
-            self._data[index] = graph._raw(value)
+            modes.compute(operator.setitem, self._data, index, graph._raw(value))
         except (IndexError, ValueError) as error:
             raise type(error)(f"writing into a tensor of shape {self.shape}: {error}") from None
         self._bump()
@@ -348,7 +358,9 @@ def _in_place_operator(function: Any, name: str) -> Any:
         if keeps and modes._grad_enabled.get() and (self._node is not None or not self._requires_grad):
             if self._node is not None or any(getattr(a, "_requires_grad", False) for a in (*args, *kwargs.values())):
                 graph.check_input(name, self)
-                source = graph.at_edge(self._data.copy(), self._edge())  # what its gradient needs: the value before
+                source = graph.at_edge(
+                    modes.copied(self._data), self._edge()
+                )  # what its gradient needs: the value before
         graph.in_place(self, function(source, *[source if a is self else a for a in args], **kwargs), name)
         return self
 

@@ -1,8 +1,6 @@
 """GELU and SiLU: each forward beside its backward."""
 
-import numpy as np
-
-from .runtime import contiguous, kernel, share, tasks
+from .runtime import contiguous, empty, kernel, share, tasks
 from .vector_math import normal_tail, sigmoid
 
 ERF, TANH, SILU = 0, 1, 2  # the kinds of activation
@@ -64,14 +62,14 @@ def _activation_backward(t, n_tasks, g, x, kind, dx):
 
 def _forward(x, kind):
     flat = contiguous(x).reshape(-1)
-    y = np.empty_like(flat)
+    y = empty(flat.shape, flat.dtype)
     _activation(tasks(flat.size * 4), flat, kind, y)
     return y.reshape(x.shape)
 
 
 def _backward(g, x, kind):
     flat = contiguous(x).reshape(-1)
-    dx = np.empty_like(flat)
+    dx = empty(flat.shape, flat.dtype)
     _activation_backward(tasks(flat.size * 4), contiguous(g).reshape(-1), flat, kind, dx)
     return dx.reshape(x.shape)
 

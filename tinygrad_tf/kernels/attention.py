@@ -19,7 +19,7 @@ import numpy as np
 from .attention_backward import backward_tiles
 from .attention_forward import forward_tiles
 from .attention_tile import BOOL_MASK, FLOAT_MASK, GEOMETRY_SIZE, NO_MASK, SMALL, TILE, TK, TQ, B, H, copy, dropout_row
-from .runtime import address, kernel, share, tasks
+from .runtime import address, contiguous, copied, empty, full, kernel, share, tasks, write
 
 
 @kernel
@@ -45,7 +45,7 @@ def _flat(x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     owner = x.base
     usable = usable and isinstance(owner, np.ndarray) and owner.flags.carray and owner.dtype == x.dtype
     if not usable or any([s < 0 or s % size for s in x.strides[:3]]):
-        x = np.array(x, x.dtype.newbyteorder("="), order="C")
+        x = copied(x, x.dtype.newbyteorder("="))
         return x.reshape(-1), tuple([s // size for s in x.strides[:3]])
     first = (address(x) - address(owner)) // size
     return owner.reshape(-1)[first:], steps
@@ -63,8 +63,8 @@ def _mask(mask: np.ndarray | None, dtype: np.dtype) -> tuple[np.ndarray, np.ndar
     mask = mask[tuple(slice(0, 1) if s == 0 else slice(None) for s in mask.strides)]
     steps = [0 if n == 1 else math.prod(mask.shape[a + 1 :]) for a, n in enumerate(mask.shape)]
     if mask.dtype == np.bool_:
-        return np.require(mask, None, ["C", "W"]).reshape(-1).view(np.uint8), no_values, (BOOL_MASK, *steps)
-    return no_bytes, np.require(mask, dtype, ["C", "W", "A"]).reshape(-1), (FLOAT_MASK, *steps)
+        return contiguous(mask).reshape(-1).view(np.uint8), no_values, (BOOL_MASK, *steps)
+    return no_bytes, contiguous(mask, dtype).reshape(-1), (FLOAT_MASK, *steps)
 
 
 def _signed(word: int) -> int:
@@ -91,7 +91,7 @@ def _geometry(
 
 
 def _slopes(slopes: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
-    return _NOTHING[dtype] if slopes is None else np.require(slopes, dtype, ["C", "W", "A"])
+    return _NOTHING[dtype] if slopes is None else contiguous(slopes, dtype)
 
 
 def attention(
@@ -120,12 +120,12 @@ def attention(
     """
     batch, heads, length_q, dk = q.shape
     kv_heads, length_k, dv = v.shape[1:]
-    out = np.empty((batch, length_q, heads, dv), q.dtype.newbyteorder("="))
-    lse = np.empty((batch, heads, length_q), out.dtype)
+    out = empty((batch, length_q, heads, dv), q.dtype.newbyteorder("="))
+    lse = empty((batch, heads, length_q), out.dtype)
     view = out.transpose(0, 2, 1, 3)
     if out.size == 0 or length_k == 0:
-        out.fill(0)
-        lse.fill(-np.inf)
+        write(np.ndarray.fill, out, 0)
+        write(np.ndarray.fill, lse, -np.inf)
         return view, lse
     (q_, q_steps), (k_, k_steps), (v_, v_steps) = _flat(q), _flat(k), _flat(v)
     mask_bytes, mask_values, mask_steps = _mask(mask, out.dtype)
@@ -184,18 +184,19 @@ def attention_backward(
     batch, heads, length_q, dk = q.shape
     kv_heads, length_k, dv = v.shape[1:]
     dtype = q.dtype.newbyteorder("=")
-    make = np.empty if g.size and length_k and dk else np.zeros
+    anything = g.size and length_k and dk
+    make = empty if anything else functools.partial(full, value=0)
     if q.base is not None and q.base is k.base and q.base is v.base and length_q == length_k and dk == dv:
-        packed = make((batch, length_q, heads + 2 * kv_heads, dk), dtype)
+        packed = make((batch, length_q, heads + 2 * kv_heads, dk), dtype=dtype)
         dq, dk_out, dv_out = np.split(packed, [heads, heads + kv_heads], axis=2)
         flat = packed.reshape(-1)
         targets = flat, flat[heads * dk :], flat[(heads + kv_heads) * dk :]
     else:
-        dq = make((batch, length_q, heads, dk), dtype)
-        dk_out = make((batch, length_k, kv_heads, dk), dtype)
-        dv_out = make((batch, length_k, kv_heads, dv), dtype)
+        dq = make((batch, length_q, heads, dk), dtype=dtype)
+        dk_out = make((batch, length_k, kv_heads, dk), dtype=dtype)
+        dv_out = make((batch, length_k, kv_heads, dv), dtype=dtype)
         targets = dq.reshape(-1), dk_out.reshape(-1), dv_out.reshape(-1)
-    if make is np.empty:
+    if anything:
         (g_, g_steps), (q_, q_steps), (k_, k_steps), (v_, v_steps), (o_, o_steps) = map(_flat, (g, q, k, v, out))
         mask_bytes, mask_values, mask_steps = _mask(mask, dtype)
         geometry = _geometry(
@@ -218,7 +219,7 @@ def attention_backward(
             k_,
             v_,
             o_,
-            np.require(lse, dtype, ["C", "W", "A"]).reshape(-1),
+            contiguous(lse, dtype).reshape(-1),
             *targets,
             mask_bytes,
             mask_values,
@@ -237,7 +238,7 @@ def attention_dropout_mask(
 
     Element (b, h, i, j) is kept iff the Philox number of index ((b * H + h) * Tq + i) * Tk + j is at least p.
     """
-    mask = np.empty((batch, heads, length_q, length_k), dtype)
+    mask = empty((batch, heads, length_q, length_k), dtype)
     if mask.size:
         geometry = _geometry(
             (batch, heads, heads, length_q, length_k, 0, 0), (0,) * 15, (0,) * 5, False, False, p, key, call

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .runtime import contiguous, kernel, share, tasks
+from .runtime import contiguous, empty, full, kernel, share, tasks, write
 
 
 @kernel
@@ -47,15 +47,17 @@ def _scatter_add_rows(t, n_tasks, g, ids, order, ends, out):
 
 def gather_rows(weight, ids):
     """weight[ids]. weight: (V, D); ids: any shape of integers in [0, V), checked by the caller; result (..., D)."""
-    return np.take(contiguous(weight), ids, axis=0, mode="clip")
+    out = empty((*ids.shape, weight.shape[1]), weight.dtype.newbyteorder("="))
+    write(np.take, contiguous(weight), ids, axis=0, mode="clip", out=out)
+    return out
 
 
 def scatter_add_rows(g, ids, n_rows):
     """out[v] = the sum of the rows of g whose id is v, in order, in float64. g: (N, D); ids: (N,); out: (n_rows, D)."""
     g, ids = contiguous(g), contiguous(ids, np.int64)
-    out = np.zeros((n_rows, g.shape[1]), g.dtype)
+    out = full((n_rows, g.shape[1]), 0, g.dtype)
     if g.size:
-        order, ends = np.empty(len(ids), np.int64), np.zeros(n_rows + 1, np.int64)
+        order, ends = empty(len(ids), np.int64), full(n_rows + 1, 0, np.int64)
         _sort(1, ids, order, ends)
         _scatter_add_rows(tasks(g.size * 2), g, ids, order, ends, out)
     return out

@@ -18,6 +18,7 @@ import math
 
 import numpy as np
 
+from ..modes import _recorder
 from . import runtime
 from .gemm_tile import (
     MR,
@@ -351,7 +352,7 @@ def matmul(
     if out is None:
         if accumulate:
             raise ValueError("matmul: accumulate=True needs out")
-        target = out = np.empty(shape, dtype.newbyteorder("="))
+        target = out = runtime.empty(shape, dtype.newbyteorder("="))
     else:
         if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
             raise ValueError(
@@ -366,24 +367,24 @@ def matmul(
             or (bias is not None and np.may_share_memory(out, bias))
         ):
             target = (
-                np.array(out, dtype.newbyteorder("="), order="C")
+                runtime.copied(out, dtype.newbyteorder("="))
                 if accumulate
-                else np.empty(shape, dtype.newbyteorder("="))
+                else runtime.empty(shape, dtype.newbyteorder("="))
             )
     multiply(a, b, target, accumulate, bias, activation == "relu")
     if target is not out:
-        out[...] = target
+        runtime.write(np.copyto, out, target)
     return out
 
 
 def _without_terms(target: np.ndarray, accumulate: bool, bias: np.ndarray | None, relu: bool) -> None:
     """K = 0: the product is all zeros."""
     if not accumulate:
-        target[...] = 0
+        runtime.write(np.ndarray.fill, target, 0)
     if bias is not None:
-        target += bias
+        runtime.write(np.add, target, bias, out=target)
     if relu:
-        np.copyto(target, 0, where=target < 0)
+        runtime.write(np.maximum, target, 0, out=target)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -463,7 +464,7 @@ def multiply(
     if (at_a | at_b) % size == 0 and a.dtype.isnative and b.dtype.isnative:
         plan = _plan(a.shape, a.strides, b.shape, b.strides, batch, size, relu, accumulate, threads)
     if plan is None:
-        a, b = (x if x.flags.carray and x.dtype.isnative else np.array(x, c.dtype, order="C") for x in (a, b))
+        a, b = (x if x.flags.carray and x.dtype.isnative else runtime.copied(x, c.dtype) for x in (a, b))
         at_a, at_b = runtime.address(a), runtime.address(b)
         plan = _plan(a.shape, a.strides, b.shape, b.strides, batch, size, relu, accumulate, threads)
     tasks, part, *rest = plan
@@ -474,12 +475,16 @@ def multiply(
     how, a_offsets, b_offsets, c_offsets = rest
     with runtime.lock:
         like, scratch = _reserve(c.dtype, tasks * part)
+        recorder = _recorder.get()
+        if recorder is not None:
+            recorder.hold(like)
+            recorder.require("matmul", [a, b, c, bias])
         at_bias = 0 if bias is None else runtime.address(bias)
         _gemm(tasks, like, scratch, how, at_a, a_offsets, at_b, b_offsets, runtime.address(c), c_offsets, at_bias)
 
 
 def column_sums(g: np.ndarray) -> np.ndarray:
     """The sum over the rows of g (M, N), float32 or float64 -> (N,)."""
-    out = np.empty(g.shape[1], g.dtype.newbyteorder("="))
+    out = runtime.empty(g.shape[1], g.dtype.newbyteorder("="))
     _column_sums(runtime.tasks(g.size), runtime.contiguous(g, out.dtype), out)
     return out

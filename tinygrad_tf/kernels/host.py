@@ -1,11 +1,14 @@
-"""What kernels need of the host and what needs no numba: how many threads, and where arrays lie."""
+"""What kernels need of the host and what needs no numba: how many threads, memory, and where arrays lie."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 
 import numpy as np
+
+from ..modes import _recorder
 
 
 def _cores() -> int:
@@ -47,6 +50,35 @@ def tasks(work: int, grain: int = 32768) -> int:
     return max(1, min(_num_threads, work // grain))
 
 
+def write(function: Callable[..., object], *args: object, **kwargs: object) -> None:
+    """Call what writes into arrays among its arguments; a capture's replays do it again."""
+    recorder = _recorder.get()
+    if recorder is None:
+        function(*args, **kwargs)
+    else:
+        recorder.apply(function, *args, **kwargs)
+
+
+def empty(shape: tuple[int, ...] | int, dtype: np.dtype | type) -> np.ndarray:
+    """np.empty, for whatever a kernel writes: a capture wants it at a place that stays."""
+    recorder = _recorder.get()
+    return np.empty(shape, dtype) if recorder is None else recorder.empty(shape, dtype)
+
+
+def full(shape: tuple[int, ...] | int, value: float, dtype: np.dtype | type) -> np.ndarray:
+    """np.full."""
+    out = empty(shape, dtype)
+    write(np.ndarray.fill, out, value)
+    return out
+
+
+def copied(a: np.ndarray, dtype: np.dtype | type) -> np.ndarray:
+    """A C-contiguous copy."""
+    out = empty(a.shape, dtype)
+    write(np.copyto, out, a)
+    return out
+
+
 def contiguous(a: np.ndarray, dtype: np.dtype | type | None = None) -> np.ndarray:
     """`a` as a C-contiguous, writable, aligned array of the given dtype (default: its own): copied only if it must be.
 
@@ -54,9 +86,7 @@ def contiguous(a: np.ndarray, dtype: np.dtype | type | None = None) -> np.ndarra
     """
     if a.flags.carray and (dtype is None or a.dtype == dtype) and a.dtype.isnative:
         return a
-    return np.require(
-        a, (dtype or a.dtype).newbyteorder("=") if isinstance(dtype or a.dtype, np.dtype) else dtype, ["C", "A", "W"]
-    )
+    return copied(a, np.dtype(dtype or a.dtype).newbyteorder("="))
 
 
 def address(a: np.ndarray) -> int:

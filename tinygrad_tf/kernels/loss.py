@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from .normalization import row_max, row_sum, sum_of_exp
-from .runtime import contiguous, kernel, share, tasks
+from .runtime import contiguous, empty, kernel, share, tasks
 from .vector_math import exp, minus_two
 
 
@@ -54,8 +54,8 @@ def cross_entropy(logits, targets, ignore_index=-100, label_smoothing=0.0):
     have shape (N,) and are 0 where the target is ignored; logsumexp is float64: the backward takes differences of it.
     """
     logits = contiguous(logits)
-    losses = np.empty(len(logits), logits.dtype)
-    logsumexp = np.empty(len(logits), np.float64)
+    losses = empty(len(logits), logits.dtype)
+    logsumexp = empty(len(logits), np.float64)
     _cross_entropy(
         tasks(logits.size * 4),
         logits,
@@ -74,7 +74,7 @@ def cross_entropy_backward(scale, logits, targets, logsumexp, ignore_index=-100,
     scale: (N,), the gradient of each row's loss; the rest as `cross_entropy` took and gave it.
     """
     logits = contiguous(logits)
-    dlogits = np.empty_like(logits)
+    dlogits = empty(logits.shape, logits.dtype)
     _cross_entropy_backward(
         tasks(logits.size * 4),
         contiguous(scale, logits.dtype),

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from .runtime import contiguous, device, kernel, share, tasks
+from .runtime import contiguous, device, empty, full, kernel, share, tasks
 from .vector_math import exp, from_order_key, larger_key, order_key
 
 BLOCK = 256
@@ -113,14 +113,14 @@ def _softmax_backward(t, n_tasks, g, y, log, dx):
 
 def _softmax_forward(x, log):
     rows = _rows(x)
-    y = np.empty_like(rows)
+    y = empty(rows.shape, rows.dtype)
     _softmax(tasks(rows.size * 4), rows, log, y)
     return y.reshape(x.shape)
 
 
 def _softmax_gradient(g, y, log):
     y_rows = _rows(y)
-    dx = np.empty_like(y_rows)
+    dx = empty(y_rows.shape, y_rows.dtype)
     _softmax_backward(tasks(y_rows.size * 2), _rows(g), y_rows, log, dx)
     return dx.reshape(y.shape)
 
@@ -206,6 +206,10 @@ def _norm_backward(t, n_tasks, g, x, weight, center, mean, rstd, need_dx, need_w
     for b in range(*share(t, n_tasks, blocks)):
         # near: the gradients of weight and bias over 16 rows, in x's type; far: over the whole block, in float64
         near_weight, near_bias, far_weight, far_bias = near[b, 0], near[b, 1], far[b, 0], far[b, 1]
+        near_weight[:] = 0
+        near_bias[:] = 0
+        far_weight[:] = 0.0
+        far_bias[:] = 0.0
         begin, end = b * rows // blocks, (b + 1) * rows // blocks
         for i in range(begin, end):
             gi, xi = g[i], x[i]
@@ -224,15 +228,27 @@ def _norm_backward(t, n_tasks, g, x, weight, center, mean, rstd, need_dx, need_w
                         near_bias[j] = 0
 
 
+@kernel
+def _over_blocks(t, n_tasks, far, dweight, dbias):
+    blocks, _, n = far.shape
+    for j in range(n):
+        weight, bias = 0.0, 0.0
+        for b in range(blocks):
+            weight += far[b, 0, j]
+            bias += far[b, 1, j]
+        dweight[j] = weight
+        dbias[j] = bias
+
+
 def _norm_forward(x, weight, bias, center, eps):
     rows = _rows(x)
     n = rows.shape[1]
-    weight = np.ones(n, x.dtype) if weight is None else contiguous(weight)
-    bias = np.zeros(n, x.dtype) if bias is None else contiguous(bias)
-    y = np.empty_like(rows)
+    weight = full(n, 1, x.dtype) if weight is None else contiguous(weight)
+    bias = full(n, 0, x.dtype) if bias is None else contiguous(bias)
+    y = empty(rows.shape, rows.dtype)
     outer = x.shape[:-1]
-    rstd = np.zeros(math.prod(outer), x.dtype)
-    mean = np.zeros(rstd.size if center else 1, x.dtype)
+    rstd = empty(math.prod(outer), x.dtype)
+    mean = empty(rstd.size, x.dtype) if center else full(1, 0, x.dtype)
     _norm(tasks(rows.size * 2), rows, weight, bias, center, float(eps), y, mean, rstd)
     return y.reshape(x.shape), mean.reshape(outer) if center else None, rstd.reshape(outer)
 
@@ -241,17 +257,20 @@ def _norm_gradient(g, x, weight, center, mean, rstd, needs):
     rows = _rows(x)
     n = rows.shape[1]
     need_dx, need_weights = bool(needs[0]), any(needs[1:])
-    ones = np.ones(n, x.dtype) if weight is None else contiguous(weight)
-    mean = contiguous(mean).reshape(-1) if center else np.zeros(1, x.dtype)
-    dx = np.empty_like(rows) if need_dx else np.empty((1, 1), x.dtype)
+    ones = full(n, 1, x.dtype) if weight is None else contiguous(weight)
+    mean = contiguous(mean).reshape(-1) if center else full(1, 0, x.dtype)
+    dx = empty(rows.shape, rows.dtype) if need_dx else empty((1, 1), x.dtype)
     blocks = max(1, min(16, len(rows) // 16))
     shape = (blocks, 2, n if need_weights else 0)
-    near, far = np.zeros(shape, x.dtype), np.zeros(shape)
+    near, far = empty(shape, x.dtype), empty(shape, np.float64)
     n_tasks = min(blocks, tasks(rows.size * 3))
     _norm_backward(
         n_tasks, _rows(g), rows, ones, center, mean, contiguous(rstd).reshape(-1), need_dx, need_weights, dx, near, far
     )
-    dweight, dbias = far.sum(0).astype(x.dtype) if need_weights else (None, None)
+    dweight = dbias = None
+    if need_weights:
+        dweight, dbias = empty(n, rows.dtype), empty(n, rows.dtype)
+        _over_blocks(1, far, dweight, dbias)
     return dx.reshape(x.shape) if need_dx else None, dweight, dbias
 
 

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from .runtime import contiguous, device, kernel, share, tasks
+from .runtime import contiguous, device, empty, kernel, share, tasks
 
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
@@ -65,7 +65,7 @@ def dropout(x, p, key, call):
     Applied to a gradient, with the same key and call, it is its own backward. p = 1 gives zeros.
     """
     flat = contiguous(x).reshape(-1)
-    y = np.empty_like(flat)
+    y = empty(flat.shape, flat.dtype)
     threshold = np.uint64(math.ceil(p * 2**32))
     factor = 1.0 / (1.0 - p) if p < 1 else 0.0
     _dropout(tasks(flat.size * 2), flat, threshold, factor, np.uint64(key % 2**64), np.uint64(call % 2**64), y)
@@ -79,7 +79,7 @@ def dropout_mask(shape, p, key, call, dtype=np.float32):
 
 def words(n, key, call):
     """The first n 32-bit words of a call, as a uint32 array."""
-    out = np.empty(((n + 3) // 4, 4), np.uint32)
+    out = empty(((n + 3) // 4, 4), np.uint32)
     _words(tasks(n * 2), np.uint64(key % 2**64), np.uint64(call % 2**64), out)
     return out.reshape(-1)[:n]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..modes import compute
 from .attention import _flat
-from .runtime import contiguous, kernel, share, tasks
+from .runtime import contiguous, empty, kernel, share, tasks
 
 
 @kernel
@@ -45,11 +46,11 @@ def rotary(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = Fals
             f"rotary: cos and sin must be {(length, d // 2)} for x of shape {x.shape}, got {cos.shape} and {sin.shape}"
         )
     dtype = x.dtype.newbyteorder("=")
-    y = np.empty((batch, length, heads, d), dtype)
+    y = empty((batch, length, heads, d), dtype)
     if y.size:
         flat, steps = _flat(x)
         sizes = np.array([batch, heads, length, d, *steps], np.int64)
-        sin = -sin if inverse else sin
+        sin = compute(np.negative, sin) if inverse else sin
         _rotary(
             tasks(y.size),
             flat,

@@ -39,11 +39,12 @@ from numba import prange, types
 from numba.core import ccallback, cgutils, compiler, serialize
 from numba.extending import intrinsic
 
-from .host import address, contiguous, get_num_threads, set_num_threads, tasks
+from ..modes import _recorder
+from .host import address, contiguous, copied, empty, full, get_num_threads, set_num_threads, tasks, write
 
 __all__ = [
-    "address", "cache_folder", "contiguous", "device", "get_num_threads", "kernel", "lock", "routine", "set_num_threads",
-    "share", "tasks",
+    "address", "cache_folder", "contiguous", "copied", "device", "empty", "full", "get_num_threads", "kernel", "lock",
+    "routine", "set_num_threads", "share", "tasks", "write",
 ]  # fmt: skip
 
 # No nnan, no ninf: -inf masks and NaN keep their meaning.
@@ -361,6 +362,9 @@ class Kernel:
         self.compiled: dict[tuple, tuple] = {}
 
     def __call__(self, n_tasks: int, *arguments) -> None:
+        recorder = _recorder.get()
+        if recorder is not None:
+            arguments = recorder.plain(arguments)
         key = (*map(type, arguments), *[a.dtype for a in arguments if type(a) is np.ndarray])
         with lock:
             found = self.compiled.get(key)
@@ -370,7 +374,10 @@ class Kernel:
                 address = _compile(self.__wrapped__, _name(self.__wrapped__), signature)
                 found = self.compiled[key] = _entry(argument_types), address
             entry, address = found
-            entry(_runners.get(_serial) or _runner(), address, n_tasks, *arguments)
+            runner = _runners.get(_serial) or _runner()
+            entry(runner, address, n_tasks, *arguments)
+        if recorder is not None:
+            recorder.launch(entry, (runner, address, n_tasks), arguments)
 
 
 def kernel(function):

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..graph import TensorBase
+from ..kernels.host import full
+from ..modes import not_captured
 from .elementwise import mul
 from .indexing import _put, getitem, setitem
 from .primitive import normalize_dims, primitive
@@ -41,6 +44,8 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_si
     if isinstance(repeats, (int, np.integer)):
         full = expand(unsqueeze(x, axis + 1), (*x.shape[: axis + 1], int(repeats), *x.shape[axis + 1 :]))
         return full.reshape((*x.shape[:axis], x.shape[axis] * int(repeats), *x.shape[axis + 1 :]))
+    if isinstance(repeats, TensorBase):
+        not_captured("the numbers of repetitions are a tensor")
     times = np.asarray(getattr(repeats, "_data", repeats))
     if times.size not in (1, x.shape[axis]):
         raise ValueError(f"repeat_interleave: expected 1 or {x.shape[axis]} repeats, got {times.size}")
@@ -208,7 +213,7 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 @primitive(g=lambda g, offset, dim1, dim2: diagonal(g, offset, dim1, dim2))
 def _embed(g: Any, shape: tuple[int, ...], offset: int, dim1: int, dim2: int) -> Any:
     """Zeros with g on a diagonal: the transpose of `diagonal`."""
-    out = np.zeros(shape, dtype=g.dtype)
+    out = full(shape, 0, g.dtype)
     diagonal(out, offset, dim1, dim2)[...] = g
     return out
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import kernels, rng
+from ..arena import owner_of
 from ..graph import TensorBase
 from ..kernels.host import address
 from .elementwise import constant, exp, where
@@ -86,12 +87,12 @@ def _join_heads(tensors: Sequence[Any]) -> Any:
     """The transpose of `split_heads`. Parts that lie side by side in one array, as attention leaves its gradients, are it."""
     first = tensors[0]
     (B, _, T, d), heads = first.shape, builtins.sum([t.shape[1] for t in tensors])
-    packed = first.base
+    packed = owner_of(first)
     strides = tuple([n * first.itemsize for n in (T * heads * d, d, heads * d, 1)])
-    if packed is not None and packed.size == B * T * heads * d and packed.flags.c_contiguous:
+    if packed is not first and packed.size == B * T * heads * d and packed.flags.c_contiguous:
         at = address(packed)
         for t in tensors:
-            if t.base is not packed or t.strides != strides or address(t) != at:
+            if owner_of(t) is not packed or t.strides != strides or address(t) != at:
                 break
             at += t.shape[1] * d * t.itemsize
         else:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ..modes import check, compute, converted
 from .activation import _softplus
 from .binary import xlogy
 from .elementwise import abs, clamp, exp, log, mul, where
 from .indexing import gather
+from .loss import check_targets
 from .primitive import primitive
 from .reductions import mean, sum
 
@@ -134,15 +136,11 @@ def nll_loss(log_probs: Any, target: Any, weight: Any = None, ignore_index: int 
         raise ValueError(f"nll_loss: target of shape {ids.shape} does not fit log_probs of shape {log_probs.shape}")
     if ids.dtype.kind not in "iu":
         raise TypeError(f"nll_loss: target must be integers, got dtype {ids.dtype}")
-    valid = ids != ignore_index
-    bad = valid & ((ids < 0) | (ids >= classes))
-    if bad.any():
-        raise IndexError(
-            f"nll_loss: a target must be from 0 to {classes - 1}, or ignore_index {ignore_index}, got {ids[bad][0]}"
-        )
-    safe = np.where(valid, ids, 0)
+    check(check_targets, ids, classes, ignore_index, "nll_loss")
+    valid = compute(np.not_equal, ids, ignore_index)
+    safe = compute(np.where, valid, ids, 0)
     chosen = gather(log_probs, axis, np.expand_dims(safe, axis)).reshape(ids.shape)
-    factors = valid.astype(log_probs.dtype) if weight is None else where(valid, weight[safe], 0.0)
+    factors = converted(valid, log_probs.dtype) if weight is None else where(valid, weight[safe], 0.0)
     losses = -where(valid, chosen, 0.0) * factors
     if reduction == "none":
         return losses

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
 from .. import kernels
+from ..modes import check, converted
 from .elementwise import constant, where
 from .indexing import getitem
 from .primitive import fused
@@ -16,7 +18,7 @@ def _backward(g: Any, needs: Any, ids: Any, weight_shape: Any, padding_idx: int 
     rows, width = weight_shape
     dweight = kernels.embedding.scatter_add_rows(g.reshape(-1, width), ids.reshape(-1), rows)
     if padding_idx is not None:
-        dweight[padding_idx] = 0
+        kernels.host.write(operator.setitem, dweight, padding_idx, 0)
     return [dweight]
 
 
@@ -47,11 +49,15 @@ def embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
     if array.dtype.kind not in "iu":
         raise TypeError(f"embedding: ids must be integers, got dtype {array.dtype}")
     rows = weight.shape[0]
-    if array.size and (array.min() < 0 or array.max() >= rows):
-        bad = array.min() if array.min() < 0 else array.max()
-        raise IndexError(f"embedding: an id must be from 0 to {rows - 1}, got {bad}")
+    check(_check_ids, array, rows)
     if padding_idx is not None:
         if not -rows <= padding_idx < rows:
             raise IndexError(f"embedding: padding_idx must be from {-rows} to {rows - 1}, got {padding_idx}")
         padding_idx %= rows
-    return _embedding(array.astype(np.int64, copy=False), weight, padding_idx)
+    return _embedding(converted(array, np.int64), weight, padding_idx)
+
+
+def _check_ids(ids: Any, rows: int) -> None:
+    if ids.size and (ids.min() < 0 or ids.max() >= rows):
+        bad = ids.min() if ids.min() < 0 else ids.max()
+        raise IndexError(f"embedding: an id must be from 0 to {rows - 1}, got {bad}")

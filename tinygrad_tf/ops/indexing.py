@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
 from ..graph import TensorBase
+from ..kernels.host import full, write
+from ..modes import check
 from .primitive import normalize_dims, primitive
 
 
@@ -43,9 +46,9 @@ _getitem.name = "getitem"
 @primitive(g=lambda g, index: _getitem(g, index))
 def _put(g: Any, shape: tuple[int, ...], index: Any) -> Any:
     """Zeros of `shape` with g added at the index: the transpose of reading there. Repeated places add up."""
-    out = np.zeros(shape, dtype=g.dtype)
+    out = full(shape, 0, g.dtype)
     if _is_basic(index):
-        out[index] = g
+        write(operator.setitem, out, index, g)
     else:
         np.add.at(out, index, g)
     return out
@@ -119,7 +122,7 @@ def _gather(x: Any, dim: int, index: Any) -> Any:
             f"gather: the index must have as many axes as x and fit into it except along dim {dim}, "
             f"got index of shape {index.shape} for x of shape {x.shape}"
         )
-    _check_indices(index, x.shape[axis], "gather")
+    check(_check_indices, index, x.shape[axis], "gather")
     return x[_places(index, axis)]
 
 
@@ -136,7 +139,7 @@ def _places(index: Any, axis: int) -> tuple[Any, ...]:
 @primitive(g=lambda g, indices, dim: gather(g, dim, indices))
 def _add_along(g: Any, shape: tuple[int, ...], indices: Any, dim: int) -> Any:
     """The transpose of gather: g added at the positions along `dim` that the indices give."""
-    out = np.zeros(shape, dtype=g.dtype)
+    out = full(shape, 0, g.dtype)
     index = np.broadcast_to(indices, g.shape)
     np.add.at(out, _places(index, dim % len(shape)), g)
     return out

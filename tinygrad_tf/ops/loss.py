@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import kernels
+from ..modes import check, compute, converted
 from .elementwise import where
 from .indexing import getitem, take_along_dim
 from .normalization import log_softmax
@@ -38,7 +39,38 @@ def _token_losses(logits: Any, targets: Any, ignore_index: int = -100, label_smo
     return where(valid, losses, 0.0)
 
 
-_token_losses.name = "cross_entropy"
+def _mean_of(losses: Any, targets: Any, ignore_index: int) -> Any:
+    """(the mean of the losses of the rows that are not ignored, how many these are, at least 1)."""
+    count = np.maximum(np.count_nonzero(targets != ignore_index), 1)
+    return (losses.sum(dtype=np.float64) / count).astype(losses.dtype), count
+
+
+def _mean_forward(logits: Any, targets: Any, ignore_index: int, label_smoothing: float) -> Any:
+    losses, lse = kernels.loss.cross_entropy(logits, targets, ignore_index, label_smoothing)
+    mean_, count = compute(_mean_of, losses, targets, ignore_index)
+    return np.asarray(mean_), (lse, np.asarray(count))
+
+
+def _mean_backward(
+    g: Any, needs: Any, saved: Any, logits: Any, targets: Any, ignore_index: int, label_smoothing: float
+) -> Any:
+    lse, count = saved
+    scale = np.broadcast_to(compute(_quotient, g, count), lse.shape)
+    return [kernels.loss.cross_entropy_backward(scale, logits, targets, lse, ignore_index, label_smoothing)]
+
+
+def _quotient(g: Any, count: Any) -> Any:
+    return np.asarray(g / count.astype(g.dtype))
+
+
+@fused("logits", forward=_mean_forward, backward=_mean_backward)
+def _mean_loss(logits: Any, targets: Any, ignore_index: int = -100, label_smoothing: float = 0.0) -> Any:
+    """The mean of the rows' losses, over those that are not ignored; 0 where there are none."""
+    losses = _token_losses.definition(logits, targets, ignore_index, label_smoothing)
+    return sum(losses) / max(int(np.count_nonzero(targets != ignore_index)), 1)
+
+
+_token_losses.name = _mean_loss.name = "cross_entropy"
 
 
 def cross_entropy(
@@ -86,32 +118,38 @@ def cross_entropy(
     ids = np.asarray(getattr(targets, "_data", targets))
     if ids.dtype.kind not in "iu":
         raise TypeError(f"cross_entropy: targets must be integers or probabilities, got dtype {ids.dtype}")
-    bad = (ids != ignore_index) & ((ids < 0) | (ids >= vocab))
-    if bad.any():
-        raise IndexError(
-            f"cross_entropy: a target must be from 0 to {vocab - 1}, or ignore_index {ignore_index}, got {ids[bad][0]}"
-        )
+    check(check_targets, ids, vocab, ignore_index, "cross_entropy")
     order = (*range(classes), *range(classes + 1, logits.ndim), classes)
     rows = logits
     if logits.ndim != 2:
         rows = (logits if order == tuple(range(logits.ndim)) else logits.permute(order)).reshape((-1, vocab))
-    flat = ids.reshape(-1).astype(np.int64, copy=False)
-    valid = flat != ignore_index
+    flat = converted(ids, np.int64).reshape(-1)
     if weight is None:
+        if reduction == "mean":
+            return _mean_loss(rows, flat, ignore_index, float(label_smoothing))
         losses = _token_losses(rows, flat, ignore_index, float(label_smoothing))
-        total: Any = int(valid.sum())
-    else:
-        losses = _weighted(rows, flat, valid, weight, label_smoothing)
-        total = sum(getitem(weight, flat[valid]))
+        return losses.reshape(rest) if reduction == "none" else sum(losses)
+    valid = compute(np.not_equal, flat, ignore_index)
+    safe = compute(np.where, valid, flat, 0)
+    losses = _weighted(rows, safe, valid, weight, label_smoothing)
     if reduction == "none":
         return losses.reshape(rest)
-    summed = sum(losses)
-    return summed / (total if weight is not None else max(total, 1)) if reduction == "mean" else summed
+    return sum(losses) / sum(where(valid, getitem(weight, safe), 0.0)) if reduction == "mean" else sum(losses)
 
 
-def _weighted(rows: Any, flat: Any, valid: Any, weight: Any, label_smoothing: float) -> Any:
+def check_targets(ids: Any, vocab: int, ignore_index: int, name: str) -> None:
+    """Raise IndexError for a target that is neither a class nor `ignore_index`."""
+    if not ids.size or (ids.min() >= 0 and ids.max() < vocab):
+        return
+    bad = (ids != ignore_index) & ((ids < 0) | (ids >= vocab))
+    if bad.any():
+        raise IndexError(
+            f"{name}: a target must be from 0 to {vocab - 1}, or ignore_index {ignore_index}, got {ids[bad][0]}"
+        )
+
+
+def _weighted(rows: Any, safe: Any, valid: Any, weight: Any, label_smoothing: float) -> Any:
     """Row losses with class weights, from primitives."""
-    safe = np.where(valid, flat, 0)
     logp = log_softmax(where(valid.reshape(-1, 1), rows, 0.0), -1)
     factors = getitem(weight, safe)
     losses = -factors * take_along_dim(logp, safe.reshape(-1, 1), -1).reshape((-1,))

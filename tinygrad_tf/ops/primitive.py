@@ -22,6 +22,7 @@ import numpy as np
 
 from .. import graph, modes
 from ..graph import Array, Node, Op, Saved, TensorBase
+from ..kernels.host import full
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -191,8 +192,9 @@ class Primitive(_Callable):
             if isinstance(v, TensorBase):
                 first = v
                 break
+        recorder = modes._recorder.get()
         if first is None:
-            return self.function(*values)
+            return self.function(*values) if recorder is None else recorder.traced(recorder.run(self.function, *values))
         if self.promote:
             self._promote(values, first)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
@@ -201,7 +203,12 @@ class Primitive(_Callable):
         if self.variadic:
             arrays[0] = [m._data if isinstance(m, TensorBase) else operand(m, first, self.name) for m in members]
         profile = modes._profile.get()
-        result = self.function(*arrays) if profile is None else profile.run(self, self.function, arrays)
+        if recorder is not None:
+            recorder.given(values)
+            recorder.given(arrays)
+            result = recorder.run(self.function, *arrays)
+        else:
+            result = self.function(*arrays) if profile is None else profile.run(self, self.function, arrays)
         outs = list(result) if self.several else [np.asarray(result)]
         out = outs[0]
         if (
@@ -211,7 +218,7 @@ class Primitive(_Callable):
                 [isinstance(a, np.ndarray) and a.dtype == _FLOAT64 for a in (arrays[0] if self.variadic else arrays)]
             )
         ):
-            out = outs[0] = out.astype(_FLOAT32)  # numpy's answer to integers; ours is float32
+            out = outs[0] = modes.converted(out, _FLOAT32)  # numpy's answer to integers; ours is float32
         node = None
         if out.dtype.kind == "f" and self.inputs and modes._grad_enabled.get():
             candidates = members if self.variadic else [values[p] for p in self.positions]
@@ -267,14 +274,15 @@ class Primitive(_Callable):
         opened = {name: self._open(value, node, create_graph) for name, value in node.saved.items()}
         g = grads[0]
         if self.several:
-            g = [np.zeros(*meta) if part is None else part for part, meta in zip(grads, node.outputs, strict=True)]
+            g = [full(m[0], 0, m[1]) if part is None else part for part, m in zip(grads, node.outputs, strict=True)]
         results: list[Any] = []
         for i, needed in enumerate(needs):
             rule, names = self.rules[0 if self.variadic else i]
             if not needed:
                 results.append(None)
             else:
-                results.append(rule(g, *[i if name == "i" else opened[name] for name in names]))
+                compute = rule if create_graph else functools.partial(modes.compute, rule)
+                results.append(compute(g, *[i if name == "i" else opened[name] for name in names]))
         return results
 
 
@@ -330,8 +338,13 @@ class Fused(_Callable):
             return self.definition(*values)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
         self._check_dtypes(arrays)
-        profile = modes._profile.get()
+        profile, recorder = modes._profile.get(), modes._recorder.get()
+        if recorder is not None:
+            recorder.given(values)
+            arrays = recorder.plain(arrays)
         out, saved = self.forward(*arrays) if profile is None else profile.run(self, self.forward, arrays)
+        if recorder is not None:
+            recorder.require(self.name, out)
         node = None
         inputs: list[Any] = []
         if modes._grad_enabled.get():
@@ -351,7 +364,7 @@ class Fused(_Callable):
             if profile is not None:
                 profile.recorded(node)
         elif not any([isinstance(v, TensorBase) for v in values]):
-            return out
+            return out if recorder is None else recorder.traced(out)
         result = graph.finish(self, node, values, [out])[0]
         if node is not None and "out" in kept:
             kept["out"].watch(result)
@@ -372,10 +385,12 @@ class Fused(_Callable):
 
     def gradients(self, node: Node, grads: list[Any], needs: tuple[bool, ...], create_graph: bool) -> list[Any]:
         if not create_graph:
-            kept = node.saved
-            return list(
-                self.backward(grads[0], needs, *[self._open(kept.get(name, ()), node, False) for name in self.names])
-            )
+            kept, recorder = node.saved, modes._recorder.get()
+            opened = [self._open(kept.get(name, ()), node, False) for name in self.names]
+            results = list(self.backward(grads[0], needs, *opened))
+            if recorder is not None:
+                recorder.require(f"backward of {self.name}", results)
+            return results
         return differentiate(self.definition, self._arguments(node, True), self.positions, needs, grads[0])
 
     def _arguments(self, node: Node, create_graph: bool) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import TensorBase
+from ..modes import check
 from .elementwise import where
 from .indexing import _add_along, _check_indices, _places, _plain, _put, getitem, setitem
 from .primitive import normalize_dims, operand
@@ -28,7 +29,7 @@ def _along(x: Any, dim: int, index: Any, name: str) -> tuple[Any, Any]:
     (axis,) = normalize_dims(dim, x.ndim, name)
     if index.ndim > 1:
         raise ValueError(f"{name}: the index must have one axis, got shape {index.shape}")
-    _check_indices(index, x.shape[axis], name)
+    check(_check_indices, index, x.shape[axis], name)
     return (slice(None),) * axis + (index.reshape(-1),), axis
 
 
@@ -169,7 +170,7 @@ def _scattered(x: Any, dim: int, index: Any, src: Any, name: str) -> tuple[int, 
                 f"shape {index.shape} for x of shape {x.shape}"
             )
         index = index.reshape((0,) * x.ndim)
-    _check_indices(index, x.shape[axis] if x.ndim else 1, name)
+    check(_check_indices, index, x.shape[axis] if x.ndim else 1, name)
     if getattr(src, "ndim", None) is None:
         src = np.full(index.shape, src, dtype=x.dtype)
     elif src.ndim != index.ndim or any(i > n for i, n in zip(index.shape, src.shape, strict=True)):
@@ -246,6 +247,6 @@ def one_hot(x: Any, num_classes: int = -1) -> Any:
     """int64: a new last axis with 1 at the class number and 0 elsewhere; -1 classes are as many as needed."""
     ids = _array(x)
     classes = int(ids.max(initial=-1)) + 1 if num_classes == -1 else num_classes
-    _check_indices(ids, classes, "one_hot")
+    check(_check_indices, ids, classes, "one_hot")
     out = (ids[..., None] == np.arange(classes)).astype(np.int64)
     return type(x)(out) if isinstance(x, TensorBase) else out

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tinygrad_tf import kernels
-from tinygrad_tf.modes import _profile
+from tinygrad_tf.modes import _profile, not_captured
 from tinygrad_tf.tensor import Tensor
 
 
@@ -42,6 +42,7 @@ def clip_grad_norm_(
     """
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm must be at least 0, got {max_norm}")
+    not_captured("clip_grad_norm_")
     start = time.perf_counter()
     unique = {id(p): p for p in ([parameters] if isinstance(parameters, Tensor) else parameters)}
     gradients = [p.grad for p in unique.values() if p.grad is not None]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygrad_tf.modes import _profile
+from tinygrad_tf.modes import _profile, not_captured
 from tinygrad_tf.tensor import Tensor
 
 Array = NDArray[Any]
@@ -93,11 +93,13 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Set every gradient to None."""
+        not_captured(f"{self._kind}.zero_grad")
         for p in self._order:
             p.grad = None
 
     def step(self) -> None:
         """Change every parameter that has a gradient, in place."""
+        not_captured(f"{self._kind}.step")
         start = time.perf_counter()
         position = 0
         for group in self.param_groups:

@@ -1,0 +1,520 @@
+"""`capture`: a function of tensors, recorded once as a list of kernel calls, and from then on replayed without Python.
+
+A training step of a small model spends more time in Python (modules, the graph, checks, allocations) than a big one, and
+the same Python comes to the same kernel calls on arrays of the same shapes in every step. A `Recorder` notes them while the
+function runs as it always does, with all results in an `Arena`, so that each array lies where it lay before. What numpy
+computes on the way is noted too, since the arrays that it is given are `_Traced` ones.
+
+Nothing may slip through unseen, so a step is refused whose operand nobody knows: it must be an input, a leaf tensor, a
+constant, or the result of another step. And before a program is used, it is judged: its memory is filled with NaN, it is replayed on
+new inputs, and must give what the function itself gives for them, bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import graph, modes
+from .arena import Arena, in_arena, owner_of
+from .config import config
+from .graph import TensorBase
+from .kernels.host import address, get_num_threads
+from .modes import Array, CaptureError
+
+SMALL = 64  # elements: arrays up to this size may be a kernel's settings
+PROGRAMS = 8  # kept for a function, one for each list of shapes
+
+
+# -- recording ---------------------------------------------------------------------------------------------------------
+
+
+class _Traced(np.ndarray[Any, np.dtype[Any]]):
+    """An array whose uses by numpy are noted by the recorder of the moment."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        function = getattr(ufunc, method)
+        if out is not None or method == "at":
+            targets = inputs[:1] if out is None else out
+            plain = {} if out is None else {"out": _plain(out)}
+            _recorder().apply(function, *_plain(inputs), **_plain(kwargs), **plain)
+            return targets[0] if len(targets) == 1 else targets
+        return _recorder().result(function, *_plain(inputs), **_plain(kwargs))
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _recorder().result(function, *_plain(args), **_plain(kwargs))
+
+
+def _recorder() -> Recorder:
+    recorder: Recorder = modes._recorder.get()
+    return recorder
+
+
+def _result_method(name: str) -> Any:
+    def method(self: _Traced, *args: Any, **kwargs: Any) -> Any:
+        return _recorder().result(getattr(np.ndarray, name), _plain(self), *_plain(args), **_plain(kwargs))
+
+    return method
+
+
+def _refused_method(name: str) -> Any:
+    def method(self: _Traced, *args: Any, **kwargs: Any) -> Any:
+        raise CaptureError("Python reads a number that was computed from an input")
+
+    return method
+
+
+# Methods that compute without a ufunc. (Python's operators and sum, mean, max and the like are made of ufuncs.)
+for _name in (
+    "argmax argmin argpartition argsort astype choose clip compress copy cumprod cumsum diagonal dot flatten nonzero ravel "
+    "repeat reshape round searchsorted std take trace var __getitem__"
+).split():
+    setattr(_Traced, _name, _result_method(_name))
+for _name in "__bool__ __float__ __int__ __index__ __complex__ item tolist tobytes".split():
+    setattr(_Traced, _name, _refused_method(_name))
+
+
+def _in_place_method(name: str) -> Any:
+    def method(self: _Traced, *args: Any, **kwargs: Any) -> None:
+        _recorder().apply(getattr(np.ndarray, name), _plain(self), *_plain(args), **_plain(kwargs))
+
+    return method
+
+
+for _name in "__setitem__ fill partition put sort".split():
+    setattr(_Traced, _name, _in_place_method(_name))
+
+
+def _plain(value: Any) -> Any:
+    """The value with ordinary arrays in place of traced ones; the owner itself where one is all of it."""
+    if type(value) is _Traced:
+        owner = owner_of(value)
+        offset = address(value) - address(owner)
+        if not offset and (owner.shape, owner.strides, owner.dtype) == (value.shape, value.strides, value.dtype):
+            return owner
+        if owner.flags.c_contiguous and owner.size:  # a view of the owner itself, as an operation would have made it
+            return np.ndarray(value.shape, value.dtype, owner, offset, value.strides)
+        return value.view(np.ndarray)
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(_plain(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def _again(function: Callable[..., Any], args: Any, kwargs: Any, kept: list[Array]) -> None:
+    """A step: compute, and put the results where they lay."""
+    result = function(*args, **kwargs)
+    for target, array in zip(kept, result if isinstance(result, (tuple, list)) else [result], strict=True):
+        if target.shape != np.shape(array):
+            raise CaptureError(f"a shape depends on the numbers: {target.shape} became {np.shape(array)}")
+        np.copyto(target, array)
+
+
+#: What asks numpy for shapes and dtypes, which a replay does not need to ask for again.
+_ABOUT_ARRAYS = {
+    np.result_type, np.can_cast, np.shape, np.ndim, np.size, np.may_share_memory, np.shares_memory, np.iscomplexobj,
+    np.isrealobj, np.common_type, np.min_scalar_type,
+}  # fmt: skip
+
+
+class Recorder:
+    """Runs what operations give it, and notes it as steps that can be done again: (function, arguments)."""
+
+    def __init__(self, arena: Arena, inputs: Sequence[Array]):
+        self.arena = arena
+        self.steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self.held: dict[int, Array] = {}  # memory that stays where it is: inputs, leaves and constants, by their owner
+        self.leaves: list[tuple[TensorBase, Array, bool]] = []
+        self.modules: dict[int, tuple[Any, bool]] = {}
+        self.gradients: list[tuple[TensorBase, Array]] = []
+        for array in inputs:
+            self.hold(array)
+
+    def hold(self, array: Array) -> Array:
+        """Note memory that nobody else writes, or that is read as it is at each replay."""
+        if not in_arena(array):
+            owner = owner_of(array)
+            self.held[id(owner)] = owner
+        return array
+
+    def knows(self, array: Array) -> bool:
+        return in_arena(array) or id(owner_of(array)) in self.held or array.size == 0
+
+    def require(self, name: str, arrays: Any) -> None:
+        """Raise CaptureError for a result of an operation that no step computes."""
+        for array in arrays if isinstance(arrays, (tuple, list)) else [arrays]:
+            if isinstance(array, np.ndarray) and not self.knows(array):
+                raise CaptureError(f"{name} computes with an array that is no operation's result")
+
+    def given(self, values: Any) -> None:
+        """Note the arguments of an operation: new ones are leaves and constants."""
+        for value in values:
+            if isinstance(value, TensorBase):
+                if not self.knows(value._data):
+                    if value._node is not None:
+                        raise CaptureError(f"a tensor of shape {value._data.shape} from outside has a history")
+                    self.leaves.append((value, value._data, value._requires_grad))
+                    self.hold(value._data)
+                elif value._node is None and value._requires_grad and not any(value is t for t, _, _ in self.leaves):
+                    self.leaves.append((value, value._data, True))
+            elif isinstance(value, np.ndarray):
+                self.hold(value)
+            elif isinstance(value, (tuple, list)):
+                self.given(value)
+
+    def module(self, module: Any) -> None:
+        """Note that a module was called, in its mode."""
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise CaptureError(f"{type(module).__name__} has hooks")
+        self.modules[id(module)] = module, module.training
+
+    def plain(self, values: Any) -> Any:
+        return _plain(values)
+
+    # -- memory
+
+    def empty(self, shape: Any, dtype: Any) -> Array:
+        return self.arena.empty(shape, dtype)
+
+    def _like(self, array: Array) -> Array:
+        """A new array of this shape, dtype and order of axes in memory, on which later sums depend in their last bits."""
+        order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+        if order == sorted(order):
+            return self.empty(array.shape, array.dtype)
+        inverse = sorted(range(array.ndim), key=order.__getitem__)
+        return self.empty(tuple([array.shape[axis] for axis in order]), array.dtype).transpose(inverse)
+
+    def fixed(self, value: Any) -> Any:
+        """A step's argument: arrays without a claim on their memory, which later steps may use again."""
+        if isinstance(value, np.ndarray):
+            return self.arena.fixed(_plain(value))
+        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+            return type(value)(self.fixed(v) for v in value)
+        return value
+
+    # -- steps
+
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        if kwargs:
+            function = functools.partial(function, **{k: self.fixed(v) for k, v in kwargs.items()})
+        self.steps.append((function, tuple([self.fixed(a) for a in args])))
+
+    def launch(self, entry: Callable[..., Any], head: tuple[int, ...], arguments: Sequence[Any]) -> None:
+        """Note the call of a kernel, which has just been made."""
+        for a in arguments:
+            if isinstance(a, np.ndarray) and a.size > SMALL and a.dtype != np.int64:
+                self.require("a kernel", a)
+        self.step(entry, *head, *arguments)
+
+    def apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Do and note what writes into its arguments."""
+        function(*args, **kwargs)
+        self.step(function, *args, **kwargs)
+
+    def result(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Do and note what gives new arrays, or views of known ones, which need no step."""
+        result = function(*args, **kwargs)
+        if function in _ABOUT_ARRAYS:
+            return result
+        if result is None:
+            self.step(function, *args, **kwargs)
+            return None
+        several = isinstance(result, (tuple, list))
+        parts = [np.asarray(part) for part in (result if several else [result])]
+        if function is not np.count_nonzero and not all(
+            [isinstance(part, (np.ndarray, np.generic)) for part in (result if several else [result])]
+        ):
+            raise CaptureError(f"numpy's {function.__name__} tells Python about numbers")
+        if all(self.knows(part) for part in parts):
+            kept = parts
+        else:
+            kept = [self._like(part) for part in parts]
+            for target, part in zip(kept, parts, strict=True):
+                np.copyto(target, part)
+            if isinstance(getattr(function, "__self__", None), np.ufunc) or isinstance(function, np.ufunc):
+                self.step(function, *args, **kwargs, out=tuple(kept))
+            else:
+                fixed = {k: self.fixed(v) for k, v in kwargs.items()}
+                self.steps.append((_again, (function, self.fixed(args), fixed, self.fixed(kept))))
+        return tuple([self.traced(k) for k in kept]) if several else self.traced(kept[0])
+
+    def traced(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.view(_Traced)
+        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+            return type(value)(self.traced(v) for v in value)
+        return value
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """function(*args), noting what numpy does in it."""
+        result = _plain(function(*[self.traced(a) for a in args]))
+        self.require(getattr(function, "__name__", "an operation"), result)
+        return result
+
+    def gradient(self, leaf: TensorBase, value: Any, own: bool) -> None:
+        """Take a leaf's whole gradient."""
+        if isinstance(value, TensorBase):
+            raise CaptureError("backward with create_graph")
+        whole = own and value.flags.c_contiguous
+        self.gradients.append((leaf, value if whole else modes.copied(value)))
+
+
+# -- replaying ---------------------------------------------------------------------------------------------------------
+
+
+class _Place:
+    """What owns the memory of a gradient that is handed out: as long as an array over it lives, it must not be written."""
+
+    def __init__(self, array: Array):
+        self.__array_interface__ = array.__array_interface__
+        self.array = array
+
+
+class _Program:
+    """The steps of one call, and where its inputs and results lie."""
+
+    def __init__(self, recorder: Recorder, inputs: list[Array], outputs: Any):
+        self.inputs, self.outputs = inputs, outputs
+        self.steps, self.arena, self.held = recorder.steps, recorder.arena, recorder.held
+        self.leaves = recorder.leaves
+        self.modules = list(recorder.modules.values())
+        self.gradients = [(leaf, _Place(self.arena.fixed(a))) for leaf, a in recorder.gradients]
+        self.handed_out: list[weakref.ref[Array]] = []
+        self.changes = modes.changes[0]
+
+    def fits(self) -> bool:
+        """Whether leaves and modules are as they were."""
+        return (
+            modes.changes[0] == self.changes
+            and all([t._data is data and t._requires_grad is needs for t, data, needs in self.leaves])
+            and all(
+                [
+                    m.training is training and not m._forward_hooks and not m._forward_pre_hooks
+                    for m, training in self.modules
+                ]
+            )
+            and not any([leaf._hooks for leaf, _ in self.gradients])
+        )
+
+    def replay(self, arrays: Sequence[Array]) -> None:
+        for target, array in zip(self.inputs, arrays, strict=True):
+            np.copyto(target, array)
+        from .kernels import runtime
+
+        with runtime.lock, np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            for function, arguments in self.steps:
+                function(*arguments)
+
+    def release(self) -> bool:
+        """Let go of the gradients that were handed out; False if somebody else holds one."""
+        if all([ref() is None for ref in self.handed_out]):
+            return True
+        for leaf, _ in self.gradients:
+            if leaf.grad is not None and any(ref() is leaf.grad._data for ref in self.handed_out):
+                leaf.grad._data = leaf.grad._data.copy()
+        return all([ref() is None for ref in self.handed_out])
+
+    def deliver(self) -> Any:
+        """Add the gradients to the leaves, and return the outputs."""
+        self.handed_out = []
+        for leaf, place in self.gradients:
+            array = np.asarray(place)
+            if leaf.grad is None:
+                leaf.grad = graph._wrap(array)
+                self.handed_out.append(weakref.ref(array))
+            else:
+                graph._accumulate(leaf, array, False)
+        return _outputs(self.outputs, lambda array: graph._wrap(array.copy()))
+
+    def digest(self) -> bytes:
+        """What tells one outcome from another."""
+        digest = hashlib.blake2b()
+        arrays = [place.array for _, place in self.gradients]
+        _outputs(self.outputs, arrays.append)
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        return digest.digest()
+
+
+def _outputs(value: Any, function: Callable[[Array], Any]) -> Any:
+    """The value with function(array) in place of each array."""
+    if isinstance(value, np.ndarray):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)([_outputs(v, function) for v in value])
+    return value
+
+
+class _State:
+    """How far it is with inputs of these shapes: so many calls; a program, once there is one; why there is none."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.program: _Program | None = None
+        self.judged = False
+        self.why: str | None = None
+
+
+class Captured:
+    """What `capture` makes of a function."""
+
+    def __init__(self, function: Callable[..., Any]):
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._states: OrderedDict[Any, _State] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any) -> Any:
+        arrays = [a._data if isinstance(a, TensorBase) else a for a in args]
+        for i, a in enumerate(args):
+            if isinstance(a, TensorBase) and a._requires_grad:
+                raise TypeError(
+                    f"{self._name}: argument {i} requires grad; gradients go to the leaves that the function itself reads"
+                )
+        watched = modes._profile, modes._records, modes._anomaly, modes._packer, modes._reference, modes._recorder
+        if any([mode.get() not in (None, False) for mode in watched]):
+            return self._run(arrays)
+        key: list[Any] = [modes._grad_enabled.get(), get_num_threads(), config.matmul, os.getpid()]
+        for a in arrays:
+            key.append((a.shape, a.dtype) if isinstance(a, np.ndarray) else (type(a), a))
+        with self._lock:
+            return self._call(self._states.setdefault(tuple(key), _State()), tuple(key), arrays)
+
+    @property
+    def _name(self) -> str:
+        return f"capture({getattr(self._function, '__qualname__', self._function)})"
+
+    @property
+    def why(self) -> str | None:
+        """Why it runs as it is, for inputs of some shapes at least; None while nothing speaks against a capture."""
+        return next((s.why for s in self._states.values() if s.why is not None), None)
+
+    def _run(self, arrays: Sequence[Any]) -> Any:
+        """Call the function as it is."""
+        results = self._function(*[graph._wrap(a) if isinstance(a, np.ndarray) else a for a in arrays])
+        return _detached(results)
+
+    def _call(self, state: _State, key: Any, arrays: list[Any]) -> Any:
+        self._states.move_to_end(key)
+        while len(self._states) > PROGRAMS:
+            self._states.popitem(last=False)
+        program = state.program
+        if program is not None and not program.fits():
+            state.program = program = None
+            state.calls, state.judged = 0, False
+        state.calls += 1
+        if state.why is not None or state.calls == 1:  # at the first call things are made that stay
+            return self._run(arrays)
+        if program is None:
+            return self._record(state, arrays)
+        if not program.release():
+            return self._run(arrays)
+        numbers = [a for a in arrays if isinstance(a, np.ndarray)]
+        if not state.judged:
+            return self._judge(state, program, arrays, numbers)
+        try:
+            program.replay(numbers)
+        except CaptureError as error:
+            return self._refuse(state, str(error), arrays)
+        return program.deliver()
+
+    def _record(self, state: _State, arrays: Sequence[Any]) -> Any:
+        try:
+            state.program = self._recorded(Arena(), arrays)
+        except CaptureError as error:
+            return self._refuse(state, str(error), arrays)
+        return state.program.deliver()
+
+    def _judge(self, state: _State, program: _Program, arrays: Sequence[Any], numbers: Sequence[Array]) -> Any:
+        """Replay for the first time, from memory full of NaN, and compare with what the function does in the same memory."""
+        try:
+            expected = self._recorded(Arena(program.arena.chunks), arrays).digest()
+        except CaptureError as error:
+            return self._refuse(state, str(error), arrays)
+        program.arena.poison()
+        try:
+            program.replay(numbers)
+        except (CaptureError, IndexError, ValueError) as error:
+            return self._refuse(state, f"its replay failed: {error}", arrays)
+        if program.digest() != expected:
+            why = "its replay gave other numbers, so something that is no operation on tensors has a part in it"
+            return self._refuse(state, why, arrays)
+        state.judged = True
+        return program.deliver()
+
+    def _recorded(self, arena: Arena, arrays: Sequence[Any]) -> _Program:
+        """Run the function and note its steps; gradients stay in the program."""
+        inputs = [np.array(a, order="C") for a in arrays if isinstance(a, np.ndarray)]
+        recorder = Recorder(arena, inputs)
+        fresh = iter(inputs)
+        given = [graph._wrap(next(fresh)) if isinstance(a, np.ndarray) else a for a in arrays]
+        token = modes._recorder.set(recorder)
+        try:
+            results = self._function(*given)
+        finally:
+            modes._recorder.reset(token)
+        outputs = _detached(results, array=True)
+        _outputs(outputs, lambda array: recorder.require("the function", array))
+        return _Program(recorder, inputs, _outputs(outputs, arena.fixed))
+
+    def _refuse(self, state: _State, why: str, arrays: Sequence[Any]) -> Any:
+        state.why, state.program = why, None
+        warnings.warn(f"{self._name} runs as it is, not captured: {why}", stacklevel=5)
+        return self._run(arrays)
+
+
+def _detached(results: Any, array: bool = False) -> Any:
+    """What the function returned, without its history."""
+    if isinstance(results, TensorBase):
+        return results._data if array else graph._wrap(results._data)
+    if isinstance(results, (tuple, list)):
+        return type(results)([_detached(r, array) for r in results])
+    return results
+
+
+def capture(function: Callable[..., Any]) -> Captured:
+    """The same function, which after a few calls replays its kernel calls without running its Python: small models train faster.
+
+    What belongs in it is a forward pass, or a forward and a backward pass: `backward()` inside adds to the leaves' `.grad`
+    as ever. What is Python's work stays outside: `zero_grad`, clipping, the optimizer's step, printing, `.item()`.
+
+    Arguments:
+        function: takes Tensors, ndarrays (it gets them as Tensors), and settings that can be compared; returns Tensors,
+            None, or lists and tuples of them, which the caller gets as copies without history. Each list of shapes, dtypes and
+            settings has a program of its own; the eight used last are kept.
+
+    The first call runs the function as it is, the second records it, and the third does both: the replay, from memory full
+    of NaN, must give what the function gives, bit for bit. So it must do nothing but compute. Parameters are read anew at
+    each replay. After a parameter was replaced or frozen, an attribute of a module set, its mode switched or a hook registered, it
+    is recorded again; inside tg.profile(), tg.detect_anomaly(), tg.reference() it runs as it is.
+
+    A function that cannot be captured runs as it is ever after, with a warning that says why (so does `.why`): Python reads
+    a tensor's numbers, random numbers are drawn, keys and values are cached, an array comes from numpy alone.
+
+    Raises TypeError for an argument that requires grad, and at a replay, too, what operations raise for wrong
+    numbers (an id out of range).
+
+    >>> import tinygrad_tf as tg
+    >>> w = tg.tensor([1.0, 2.0], requires_grad=True)
+    >>> @tg.capture
+    ... def loss_and_gradient(x):
+    ...     loss = ((w * x) ** 2).sum()
+    ...     loss.backward()
+    ...     return loss
+    >>> for n in range(5):
+    ...     w.grad = None
+    ...     loss = loss_and_gradient(tg.tensor([1.0, float(n)]))
+    >>> loss.item(), w.grad
+    (65.0, tensor([ 2., 64.]))
+    """
+    return Captured(function)
