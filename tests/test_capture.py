@@ -146,6 +146,22 @@ def test_training(name: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_dropout() -> None:
+    """Each replay draws anew: the same masks as without a capture, and as many draws."""
+    found: list[Any] = []
+    for which in (0, 1):
+        model = gpt(dropout=0.3)
+        function = tg.capture(loss_and_gradients(model)) if which else loss_and_gradients(model)
+        tg.manual_seed(5)
+        runs = [run(function, list(model.parameters()), *[tg.tensor(a) for a in batch(0)]) for _ in range(CALLS)]
+        assert len({r[0][0].item() for r in runs}) == CALLS
+        found.append((runs, tg.get_rng_state()["call"]))
+    assert is_captured(function), state(function).why
+    assert found[0][1] == found[1][1]
+    for a, b in zip(found[0][0], found[1][0], strict=True):
+        same(a, b)
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 4), (40, 70)])
 def test_layouts(shape: tuple[int, ...]) -> None:
     """What a kernel copies first is copied at each replay: transposed, strided and broadcast operands."""
@@ -478,7 +494,7 @@ def where_true(x: Any) -> Any:
     [
         (reads_item, "reads a tensor's numbers"),
         (branches, "reads a tensor's numbers"),
-        (random_numbers, "random numbers are drawn"),
+        (random_numbers, "random tensors are made"),
         (steps, "SGD.step"),
         (private_data, "replay gave other numbers"),
     ],

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from . import graph, modes
+from . import graph, modes, rng
 from .arena import Arena, in_arena, owner_of
 from .config import config
 from .graph import TensorBase
@@ -422,32 +422,37 @@ class Captured:
         numbers = [a for a in arrays if isinstance(a, np.ndarray)]
         if not state.judged:
             return self._judge(state, program, arrays, numbers)
+        draws = rng.draws()
         try:
             program.replay(numbers)
         except CaptureError as error:
+            rng.set_draws(draws)
             return self._refuse(state, str(error), arrays)
         return program.deliver()
 
     def _record(self, state: _State, arrays: Sequence[Any]) -> Any:
+        draws = rng.draws()
         try:
             state.program = self._recorded(Arena(), arrays)
         except CaptureError as error:
+            rng.set_draws(draws)
             return self._refuse(state, str(error), arrays)
         return state.program.deliver()
 
     def _judge(self, state: _State, program: _Program, arrays: Sequence[Any], numbers: Sequence[Array]) -> Any:
         """Replay for the first time, from memory full of NaN, and compare with what the function does in the same memory."""
+        draws = rng.draws()
+        why = "its replay gave other numbers, so something that is no operation on tensors has a part in it"
         try:
             expected = self._recorded(Arena(program.arena.chunks), arrays).digest()
-        except CaptureError as error:
-            return self._refuse(state, str(error), arrays)
-        program.arena.poison()
-        try:
+            rng.set_draws(draws)
+            program.arena.poison()
             program.replay(numbers)
+            right = program.digest() == expected
         except (CaptureError, IndexError, ValueError) as error:
-            return self._refuse(state, f"its replay failed: {error}", arrays)
-        if program.digest() != expected:
-            why = "its replay gave other numbers, so something that is no operation on tensors has a part in it"
+            right, why = False, str(error)
+        if not right:
+            rng.set_draws(draws)
             return self._refuse(state, why, arrays)
         state.judged = True
         return program.deliver()
@@ -499,7 +504,7 @@ def capture(function: Callable[..., Any]) -> Captured:
     is recorded again; inside tg.profile(), tg.detect_anomaly(), tg.reference() it runs as it is.
 
     A function that cannot be captured runs as it is ever after, with a warning that says why (so does `.why`): Python reads
-    a tensor's numbers, random numbers are drawn, keys and values are cached, an array comes from numpy alone.
+    a tensor's numbers, random tensors are made, keys and values are cached, an array comes from numpy alone.
 
     Raises TypeError for an argument that requires grad, and at a replay, too, what operations raise for wrong
     numbers (an id out of range).

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .modes import not_captured
-
-_DRAWS = "random numbers are drawn"
+from .modes import Array, _recorder, not_captured
 
 
 class _State:
@@ -56,12 +54,31 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 def generator() -> np.random.Generator:
     """The numpy Generator that rand, randn, randint and randperm draw from."""
-    not_captured(_DRAWS)
+    not_captured("random tensors are made")
     return _state.generator
 
 
-def next_call() -> tuple[int, int]:
-    """The key and call number of one random operation, and move on."""
-    not_captured(_DRAWS)
+def next_draw() -> Array:
+    """The key and number of one random operation, two 64-bit words for its kernel, and move on."""
+    draw = np.empty(2, np.uint64)
+    recorder = _recorder.get()
+    if recorder is None:
+        _draw(draw)
+    else:
+        recorder.apply(_draw, recorder.hold(draw))
+    return draw
+
+
+def _draw(draw: Array) -> None:
     _state.call += 1
-    return _state.seed, _state.call
+    draw[:] = _state.seed, _state.call
+
+
+def draws() -> int:
+    """How many draws there were since the seed: all that a capture may change of the random state."""
+    return _state.call
+
+
+def set_draws(number: int) -> None:
+    """Go back to where `draws` gave this number."""
+    _state.call = number

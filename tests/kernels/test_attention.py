@@ -7,7 +7,7 @@ import pytest
 
 from tinygrad_tf.kernels import runtime
 from tinygrad_tf.kernels.attention import attention, attention_backward, attention_dropout_mask
-from tinygrad_tf.kernels.random import words
+from tinygrad_tf.kernels.random import draw_of, words
 from tinygrad_tf.ops.attention import _join_heads
 
 TOLERANCE = {np.float32: 3e-5, np.float64: 1e-11}
@@ -99,8 +99,12 @@ def test_against_the_definition(shape, dtype):
             "mask": make_mask(kind, shape, dtype, rng),
             "slopes": np.linspace(0.1, 1, heads).astype(dtype) if bias else None,
         }
-        random = {"dropout_p": p, "key": 98765432109876, "call": 5}
-        drop = attention_dropout_mask(batch, heads, length_q, length_k, p, 98765432109876, 5, dtype) if p else None
+        random = {"dropout_p": p, "draw": draw_of(98765432109876, 5)}
+        drop = (
+            attention_dropout_mask(batch, heads, length_q, length_k, p, draw_of(98765432109876, 5), dtype)
+            if p
+            else None
+        )
         out, lse = attention(q, k, v, **switches, **random)
         grads = attention_backward(g, q, k, v, out, lse, **switches, **random)
         want = (plain(q, k, v, drop=drop, **switches)[0], *plain_backward(g, q, k, v, drop=drop, **switches))
@@ -113,7 +117,7 @@ def test_against_the_definition(shape, dtype):
 def test_against_finite_differences():
     rng = np.random.default_rng(1)
     q, k, v, g = make(rng, np.float64, (1, 4, 3, 3), (1, 2, 5, 3), (1, 2, 5, 2), (1, 4, 3, 2))
-    switches = {"scale": 0.7, "causal": True, "dropout_p": 0.2, "key": 3, "call": 1}
+    switches = {"scale": 0.7, "causal": True, "dropout_p": 0.2, "draw": draw_of(3, 1)}
     out, lse = attention(q, k, v, **switches)
     grads = attention_backward(g, q, k, v, out, lse, **switches)
     for x, grad in zip((q, k, v), grads, strict=True):
@@ -271,11 +275,11 @@ def test_gradients_of_a_packed_projection_lie_side_by_side():
 
 def test_dropout_mask():
     """BC-57: p = 1 drops everything without NaN; the mask depends on key and call, and keeps a share of 1 - p."""
-    mask = attention_dropout_mask(2, 3, 40, 50, 0.25, 11, 0, np.float32)
+    mask = attention_dropout_mask(2, 3, 40, 50, 0.25, draw_of(11, 0), np.float32)
     assert set(np.unique(mask)) == {np.float32(0), np.float32(1 / 0.75)}
     assert abs((mask > 0).mean() - 0.75) < 0.02
     for key, call in ((12, 0), (11, 1), (11 + 2**32, 0), (11, 2**32)):
-        assert 0.2 < (attention_dropout_mask(2, 3, 40, 50, 0.25, key, call, np.float32) != mask).mean() < 0.5
+        assert 0.2 < (attention_dropout_mask(2, 3, 40, 50, 0.25, draw_of(key, call), np.float32) != mask).mean() < 0.5
     x = np.ones((1, 1, 4, 4), np.float32)
     out, lse = attention(x, x, x, scale=1.0, causal=False, dropout_p=1.0)
     grads = attention_backward(x, x, x, x, out, lse, scale=1.0, causal=False, dropout_p=1.0)
@@ -285,8 +289,8 @@ def test_dropout_mask():
 def test_dropout_numbers_are_philox():
     """Element i is kept iff word i of the call, whose values tests/kernels/test_random.py checks, is not too small."""
     key, call = 2**64 - 3, 2**63 + 5
-    numbers = (words(2 * 3 * 5 * 7, key, call) >> 8) * 2.0**-24
-    mask = attention_dropout_mask(2, 3, 5, 7, 0.4, key, call, np.float64)
+    numbers = (words(2 * 3 * 5 * 7, draw_of(key, call)) >> 8) * 2.0**-24
+    mask = attention_dropout_mask(2, 3, 5, 7, 0.4, draw_of(key, call), np.float64)
     assert np.array_equal(mask.reshape(-1) != 0, numbers >= 0.4)
 
 

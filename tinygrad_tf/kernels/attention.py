@@ -23,11 +23,11 @@ from .runtime import address, contiguous, copied, empty, full, kernel, share, ta
 
 
 @kernel
-def _dropout_rows(t, n_tasks, keep_mask, geometry, p):
+def _dropout_rows(t, n_tasks, keep_mask, geometry, draw, p):
     rows = geometry[B] * geometry[H] * geometry[TQ]
     keep = np.empty(geometry[TK] + 8, keep_mask.dtype)
     for r in range(*share(t, n_tasks, rows)):
-        o = dropout_row(geometry, p, 0, 0, r, 0, geometry[TK], keep)
+        o = dropout_row(geometry, draw, p, 0, 0, r, 0, geometry[TK], keep)
         copy(keep, o, keep_mask, r * geometry[TK], geometry[TK], keep_mask.dtype.type(1))
 
 
@@ -51,6 +51,7 @@ def _flat(x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     return owner.reshape(-1)[first:], steps
 
 
+NO_DRAW = np.zeros(2, np.uint64)
 _NOTHING = {np.dtype(kind): np.zeros(1, kind) for kind in (np.uint8, np.float32, np.float64)}
 
 
@@ -67,11 +68,6 @@ def _mask(mask: np.ndarray | None, dtype: np.dtype) -> tuple[np.ndarray, np.ndar
     return no_bytes, contiguous(mask, dtype).reshape(-1), (FLOAT_MASK, *steps)
 
 
-def _signed(word: int) -> int:
-    """The bits of a 64-bit word as an int64."""
-    return (word + 2**63) % 2**64 - 2**63
-
-
 @functools.lru_cache(maxsize=256)
 def _geometry(
     sizes: tuple[int, ...],
@@ -79,13 +75,10 @@ def _geometry(
     mask: tuple[int, ...],
     causal: bool,
     slopes: bool,
-    dropout_p: float,
-    key: int,
-    call: int,
+    dropout: bool,
     out_steps: tuple[int, int, int] = (0, 0, 0),
 ) -> np.ndarray:
-    dropout = [causal, slopes, dropout_p > 0, _signed(key), _signed(call)]
-    geometry = np.array([*sizes, *strides, *mask, *dropout, *out_steps], np.int64)
+    geometry = np.array([*sizes, *strides, *mask, causal, slopes, dropout, *out_steps], np.int64)
     assert len(geometry) == GEOMETRY_SIZE
     return geometry
 
@@ -104,8 +97,7 @@ def attention(
     mask: np.ndarray | None = None,
     slopes: np.ndarray | None = None,
     dropout_p: float = 0.0,
-    key: int = 0,
-    call: int = 0,
+    draw: np.ndarray = NO_DRAW,
 ) -> tuple[np.ndarray, np.ndarray]:
     """out = dropout(softmax(scale q kᵀ + mask - slopes |i + Tk - Tq - j|)) v, and the rows' log-sum-exp.
 
@@ -113,7 +105,7 @@ def attention(
     - causal: query i may see key j iff j <= i + Tk - Tq.
     - mask: bool (True = may attend) or float (added; -inf forbids); broadcasts to (B, H, Tq, Tk).
     - slopes: (H,), the ALiBi slopes.
-    - dropout_p, key, call: see `attention_dropout_mask`.
+    - dropout_p, draw: see `attention_dropout_mask`.
 
     Returns out (B, H, Tq, dv), which lies in memory as (B, Tq, H, dv), and lse (B, H, Tq). A row with no allowed key is
     0, its lse -inf. What a forbidden key holds, NaN and inf included, has no influence.
@@ -136,9 +128,7 @@ def attention(
         mask_steps,
         causal,
         slopes is not None,
-        dropout_p,
-        key,
-        call,
+        dropout_p > 0,
     )
     units = batch * heads * (1 if length_q <= SMALL else -(-length_q // TILE))
     work = batch * heads * length_q * length_k * (dk + dv) // 4
@@ -154,6 +144,7 @@ def attention(
         _slopes(slopes, out.dtype),
         geometry,
         np.array([scale, dropout_p]),
+        draw,
         units,
     )
     return view, lse
@@ -172,8 +163,7 @@ def attention_backward(
     mask: np.ndarray | None = None,
     slopes: np.ndarray | None = None,
     dropout_p: float = 0.0,
-    key: int = 0,
-    call: int = 0,
+    draw: np.ndarray = NO_DRAW,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients of `attention` for the cotangent g (B, H, Tq, dv) of out, from its results out and lse.
 
@@ -205,9 +195,7 @@ def attention_backward(
             mask_steps,
             causal,
             slopes is not None,
-            dropout_p,
-            key,
-            call,
+            dropout_p > 0,
             tuple(x.strides[1] // x.itemsize for x in (dq, dk_out, dv_out)),
         )
         units = batch * kv_heads
@@ -226,13 +214,14 @@ def attention_backward(
             _slopes(slopes, dtype),
             geometry,
             np.array([scale, dropout_p]),
+            draw,
             units,
         )
     return dq.transpose(0, 2, 1, 3), dk_out.transpose(0, 2, 1, 3), dv_out.transpose(0, 2, 1, 3)
 
 
 def attention_dropout_mask(
-    batch: int, heads: int, length_q: int, length_k: int, p: float, key: int, call: int, dtype: np.dtype | type
+    batch: int, heads: int, length_q: int, length_k: int, p: float, draw: np.ndarray, dtype: np.dtype | type
 ) -> np.ndarray:
     """The factors (B, H, Tq, Tk) that `attention` multiplies its probabilities with: 0, or 1 / (1 - p) where kept.
 
@@ -240,8 +229,6 @@ def attention_dropout_mask(
     """
     mask = empty((batch, heads, length_q, length_k), dtype)
     if mask.size:
-        geometry = _geometry(
-            (batch, heads, heads, length_q, length_k, 0, 0), (0,) * 15, (0,) * 5, False, False, p, key, call
-        )
-        _dropout_rows(tasks(mask.size), mask.reshape(-1), geometry, p)
+        geometry = _geometry((batch, heads, heads, length_q, length_k, 0, 0), (0,) * 15, (0,) * 5, False, False, True)
+        _dropout_rows(tasks(mask.size), mask.reshape(-1), geometry, draw, p)
     return mask

@@ -53,6 +53,7 @@ def _backward_pair(
     slopes,
     geometry,
     reals,
+    draw,
     b,
     h,
     i0,
@@ -99,7 +100,7 @@ def _backward_pair(
         row_exp(s, i * TILE, allowed, columns, base if base != -np.inf else zero)
         d = delta[delta_at + i]
         if geometry[DROPOUT]:
-            o = dropout_row(geometry, reals[1], b, h, i0 + i, j0, columns, keep)
+            o = dropout_row(geometry, draw, reals[1], b, h, i0 + i, j0, columns, keep)
             for j in range(columns):
                 ds_row[j] = p_row[j] * (ds_row[j] * keep[o + j] - d) if p_row[j] != 0 else zero
                 p_row[j] *= keep[o + j]
@@ -123,7 +124,7 @@ def _backward_pair(
 
 @kernel
 def backward_tiles(
-    t, n_tasks, g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals, units
+    t, n_tasks, g, q, k, v, out, lse, dq, dk_out, dv_out, mask_bytes, mask_values, slopes, geometry, reals, draw, units
 ):
     """A share of the key-and-value heads, each with its group of query heads."""
     first, last = share(t, n_tasks, units)
@@ -195,6 +196,7 @@ def backward_tiles(
                         slopes,
                         geometry,
                         reals,
+                        draw,
                         b,
                         h,
                         i0,

@@ -54,6 +54,7 @@ def _forward_tile(
     slopes,
     geometry,
     reals,
+    draw,
     b,
     h,
     i0,
@@ -123,7 +124,7 @@ def _forward_tile(
                     to[c] *= factor
             total[i] += added
             if geometry[DROPOUT]:
-                o = dropout_row(geometry, reals[1], b, h, i0 + i, j0, columns, keep)
+                o = dropout_row(geometry, draw, reals[1], b, h, i0 + i, j0, columns, keep)
                 for j in range(columns):
                     row[j] *= keep[o + j]
         accumulate(shift, False, s, TILE, 1, values, j0 * padded, padded, sums, 0, padded, m, padded, count)
@@ -146,7 +147,9 @@ def _forward_tile(
 
 
 @routine()
-def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, b, h, s, weights, sums, keep):
+def _forward_few(
+    q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, draw, b, h, s, weights, sums, keep
+):
     """One head with very few queries (decoding): each row in one go, nothing packed."""
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
     kv = h // (geometry[H] // geometry[HKV])
@@ -173,7 +176,7 @@ def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, r
         fill(sums, 0, dv, 0)
         for j0 in range(0, allowed, TILE):
             count = min(TILE, allowed - j0)
-            o = dropout_row(geometry, reals[1], b, h, i, j0, count, keep) if geometry[DROPOUT] else 0
+            o = dropout_row(geometry, draw, reals[1], b, h, i, j0, count, keep) if geometry[DROPOUT] else 0
             for j in range(j0, j0 + count):
                 if s[j] != -np.inf:
                     weight = weights[j] * keep[o + j - j0] if geometry[DROPOUT] else weights[j]
@@ -190,7 +193,7 @@ def _forward_few(q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, r
 
 
 @kernel
-def forward_tiles(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, units):
+def forward_tiles(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, draw, units):
     """A share of the tiles of queries; the keys and values of a head are packed once for all its tiles."""
     first, last = share(t, n_tasks, units)
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
@@ -213,6 +216,7 @@ def forward_tiles(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes
                 slopes,
                 geometry,
                 reals,
+                draw,
                 unit // geometry[H],
                 unit % geometry[H],
                 s,
@@ -275,6 +279,7 @@ def forward_tiles(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes
             slopes,
             geometry,
             reals,
+            draw,
             b,
             h,
             unit % query_tiles * TILE,

@@ -20,9 +20,9 @@ FAR = 1 << 40  # the diagonal's place when there is no causal mask
 # The places in `geometry`.
 B, H, HKV, TQ, TK, DK, DV = range(7)
 Q, K, V, G, O = 7, 10, 13, 16, 19  # three strides each: batch, head, position  # noqa: E741
-MASK_KIND, MASK, CAUSAL, SLOPES, DROPOUT, KEY, CALL = 22, 23, 27, 28, 29, 30, 31
-DQ, DKEY, DV_OUT = 32, 33, 34  # from one position to the next in the gradients
-GEOMETRY_SIZE = 35
+MASK_KIND, MASK, CAUSAL, SLOPES, DROPOUT = 22, 23, 27, 28, 29
+DQ, DKEY, DV_OUT = 30, 31, 32  # from one position to the next in the gradients
+GEOMETRY_SIZE = 33
 NO_MASK, BOOL_MASK, FLOAT_MASK = range(3)
 
 
@@ -197,13 +197,13 @@ def add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, j0, row, allowe
 
 
 @routine(types.intp)
-def dropout_row(geometry, p, b, h, i, j0, n, keep):
+def dropout_row(geometry, draw, p, b, h, i, j0, n, keep):
     """keep[o + j] = 1 / (1 - p) or 0 for keys j0 .. j0 + n of one row; returns o."""
     first = ((np.uint64(b) * geometry[H] + h) * geometry[TQ] + i) * geometry[TK] + j0
     first = np.uint64(first)
     block = first >> np.uint64(2)
     offset = np.int64(first & np.uint64(3))
-    key, call = np.uint64(geometry[KEY]), np.uint64(geometry[CALL])
+    key, call = draw[0], draw[1]
     zero = keep.dtype.type(0)
     factor = keep.dtype.type(1 / (1 - p)) if p < 1 else zero
     for w in range((offset + n + 3) // 4):

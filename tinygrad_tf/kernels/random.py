@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from .runtime import contiguous, device, empty, kernel, share, tasks
+from .runtime import contiguous, device, empty, full, kernel, share, tasks
 
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
@@ -31,7 +31,8 @@ def philox(counter, call, key):
 
 
 @kernel
-def _words(t, n_tasks, key, call, out):
+def _words(t, n_tasks, draw, out):
+    key, call = draw[0], draw[1]
     blocks = len(out)
     first, end = share(t, n_tasks, blocks)
     rows = out[first:end]
@@ -40,7 +41,8 @@ def _words(t, n_tasks, key, call, out):
 
 
 @kernel
-def _dropout(t, n_tasks, x, threshold, factor, key, call, y):
+def _dropout(t, n_tasks, x, threshold, factor, draw, y):
+    key, call = draw[0], draw[1]
     blocks = (len(x) + 3) // 4
     whole = len(x) // 4
     zero, kept = x.dtype.type(0), x.dtype.type(factor)
@@ -59,35 +61,40 @@ def _dropout(t, n_tasks, x, threshold, factor, key, call, y):
             y[i] = x[i] * (kept if words[i - 4 * whole] >= threshold else zero)
 
 
-def dropout(x, p, key, call):
-    """y[i] = x[i] / (1 - p) where uniform(key, call, i) >= p, else x[i] * 0, for i the index in the flattened x.
+def draw_of(key, call):
+    """The key and number of a call as what the kernels read: two 64-bit words."""
+    return np.array([key % 2**64, call % 2**64], np.uint64)
 
-    Applied to a gradient, with the same key and call, it is its own backward. p = 1 gives zeros.
+
+def dropout(x, p, draw):
+    """y[i] = x[i] / (1 - p) where uniform(draw, i) >= p, else x[i] * 0, for i the index in the flattened x.
+
+    Applied to a gradient, with the same draw, it is its own backward. p = 1 gives zeros.
     """
     flat = contiguous(x).reshape(-1)
     y = empty(flat.shape, flat.dtype)
     threshold = np.uint64(math.ceil(p * 2**32))
     factor = 1.0 / (1.0 - p) if p < 1 else 0.0
-    _dropout(tasks(flat.size * 2), flat, threshold, factor, np.uint64(key % 2**64), np.uint64(call % 2**64), y)
+    _dropout(tasks(flat.size * 2), flat, threshold, factor, draw, y)
     return y.reshape(x.shape)
 
 
-def dropout_mask(shape, p, key, call, dtype=np.float32):
+def dropout_mask(shape, p, draw, dtype=np.float32):
     """What `dropout` multiplies by: 1 / (1 - p) where an element is kept, else 0."""
-    return dropout(np.ones(shape, dtype), p, key, call)
+    return dropout(full(shape, 1, dtype), p, draw)
 
 
-def words(n, key, call):
+def words(n, draw):
     """The first n 32-bit words of a call, as a uint32 array."""
     out = empty(((n + 3) // 4, 4), np.uint32)
-    _words(tasks(n * 2), np.uint64(key % 2**64), np.uint64(call % 2**64), out)
+    _words(tasks(n * 2), draw, out)
     return out.reshape(-1)[:n]
 
 
-def uniform(shape, key, call, dtype=np.float32):
+def uniform(shape, draw, dtype=np.float32):
     """Numbers uniform on [0, 1): multiples of 2**-24 for float32, of 2**-53 (two words each) for float64."""
     n = math.prod(shape)
     if np.dtype(dtype) == np.float32:
-        return ((words(n, key, call) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
-    pairs = words(2 * n, key, call).view(np.uint64)
+        return ((words(n, draw) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
+    pairs = words(2 * n, draw).view(np.uint64)
     return ((pairs >> np.uint64(11)) * 2.0**-53).reshape(shape)

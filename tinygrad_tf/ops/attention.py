@@ -21,10 +21,8 @@ from .reductions import amax, sum
 from .shape import cat, expand, narrow
 
 
-def _options(
-    scale: float, causal: bool, mask: Any, slopes: Any, dropout_p: float, key: int, call: int
-) -> dict[str, Any]:
-    return dict(scale=scale, causal=causal, mask=mask, slopes=slopes, dropout_p=dropout_p, key=key, call=call)
+def _options(scale: float, causal: bool, mask: Any, slopes: Any, dropout_p: float, draw: Any) -> dict[str, Any]:
+    return dict(scale=scale, causal=causal, mask=mask, slopes=slopes, dropout_p=dropout_p, draw=draw)
 
 
 def _forward(q: Any, k: Any, v: Any, *options: Any) -> Any:
@@ -34,21 +32,21 @@ def _forward(q: Any, k: Any, v: Any, *options: Any) -> Any:
 
 def _backward(
     g: Any, needs: Any, out: Any, saved: Any, q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any, slopes: Any,
-    dropout_p: float, key: int, call: int,
+    dropout_p: float, draw: Any,
 ) -> Any:  # fmt: skip
-    options = _options(scale, causal, mask, slopes, dropout_p, key, call)
+    options = _options(scale, causal, mask, slopes, dropout_p, draw)
     return kernels.attention.attention_backward(g, q, k, v, out, saved[0], **options)
 
 
 @fused("q", "k", "v", forward=_forward, backward=_backward)
 def _attention(
-    q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any, slopes: Any, dropout_p: float, key: int, call: int
+    q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any, slopes: Any, dropout_p: float, draw: Any
 ) -> Any:
     # q: (B, H, Tq, d_k), k: (B, Hkv, Tk, d_k), v: (B, Hkv, Tk, d_v)
     (B, H, Tq, _), Tk = q.shape, k.shape[2]
     weights = attention_weights(q, k, scale, causal, mask, slopes)
     if dropout_p:
-        weights = weights * kernels.attention.attention_dropout_mask(B, H, Tq, Tk, dropout_p, key, call, q.dtype)
+        weights = weights * kernels.attention.attention_dropout_mask(B, H, Tq, Tk, dropout_p, draw, q.dtype)
     return matmul(weights, _repeat_heads(v, H))
 
 
@@ -215,9 +213,9 @@ def scaled_dot_product_attention(
             attn_mask = expand(attn_mask, (*lead, *full[2:])).reshape(full) if isinstance(attn_mask, TensorBase) else (
                 np.broadcast_to(attn_mask, (*lead, *full[2:])).reshape(full))  # fmt: skip
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
-    seed, call = rng.next_call() if dropout_p else (0, 0)
+    draw = rng.next_draw() if dropout_p else kernels.attention.NO_DRAW
     operation = _attention.definition if isinstance(attn_mask, TensorBase) and attn_mask._requires_grad else _attention
-    out = operation(q, k, v, scale, bool(is_causal), attn_mask, alibi_slopes, float(dropout_p), seed, call)
+    out = operation(q, k, v, scale, bool(is_causal), attn_mask, alibi_slopes, float(dropout_p), draw)
     return out if len(lead) == 2 else out.reshape((*lead, q.shape[2], v.shape[3]))
 
 

@@ -12,11 +12,11 @@ from .primitive import fused
 
 @fused(
     "x",
-    forward=lambda x, p, key, call: (kernels.random.dropout(x, p, key, call), ()),
-    backward=lambda g, needs, p, key, call: [kernels.random.dropout(g, p, key, call)],
+    forward=lambda x, p, draw: (kernels.random.dropout(x, p, draw), ()),
+    backward=lambda g, needs, p, draw: [kernels.random.dropout(g, p, draw)],
 )
-def _dropout(x: Any, p: float, key: int, call: int) -> Any:
-    return x * kernels.random.dropout_mask(x.shape, p, key, call, x.dtype)
+def _dropout(x: Any, p: float, draw: Any) -> Any:
+    return x * kernels.random.dropout_mask(x.shape, p, draw, x.dtype)
 
 
 _dropout.name = "dropout"
@@ -31,4 +31,4 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Any:
         raise ValueError(f"dropout: p must be from 0 to 1, got {p}")
     if not training or p == 0:
         return x
-    return _dropout(x, float(p), *rng.next_call())
+    return _dropout(x, float(p), rng.next_draw())
