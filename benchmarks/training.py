@@ -2,7 +2,8 @@
 
     python benchmarks/training.py [tiny] [toy] [baby] [gpt2] [--compile] [--turns 5] [--out FILE.json]
 
-Same weights, same batches. The arithmetic of a step is counted as 6 N tokens for the N parameters of the matrices, plus
+Same weights, same batches. Here, forward and backward are captured (`tg.capture`); `--as-it-is` adds the same step without
+that. The arithmetic of a step is counted as 6 N tokens for the N parameters of the matrices, plus
 attention's causal half, 6 B T² D a layer; the peak is a 1024³ product by this project's kernel in the same run.
 """
 
@@ -33,7 +34,7 @@ def arithmetic(name: str) -> float:
     return 6.0 * matrices * tokens + 6.0 * c["n_layer"] * batch * c["block_size"] ** 2 * width
 
 
-def ours(name: str, weights: pathlib.Path | None) -> Any:
+def ours(name: str, weights: pathlib.Path | None, captured: bool = True) -> Any:
     import tinygrad_tf as tg
     from tinygrad_tf import models, optim
 
@@ -44,10 +45,16 @@ def ours(name: str, weights: pathlib.Path | None) -> Any:
         np.savez(weights, **{k: v.numpy() for k, v in model.state_dict().items()})
     optimizer = optim.AdamW(model.param_groups(DECAY), lr=LR, betas=BETAS)
 
-    def step(ids: np.ndarray, targets: np.ndarray) -> float:
-        optimizer.zero_grad()
+    def forward_and_backward(ids: Any, targets: Any) -> Any:
         loss = model.loss(ids, targets)
         loss.backward()
+        return loss
+
+    loss_and_gradients = tg.capture(forward_and_backward) if captured else forward_and_backward
+
+    def step(ids: np.ndarray, targets: np.ndarray) -> float:
+        optimizer.zero_grad()
+        loss = loss_and_gradients(ids, targets)
         optim.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         return float(loss.item())
@@ -79,7 +86,10 @@ def torchs(name: str, weights: pathlib.Path, compiled: bool) -> Any:
 
 def side(which: str, name: str, weights: pathlib.Path) -> None:
     """Be a side: train `steps` steps, or tell the peaks."""
-    step = ours(name, weights) if which == "ours" else torchs(name, weights, which == "torch.compile")
+    if which in ("ours", "as it is"):
+        step = ours(name, weights, which == "ours")
+    else:
+        step = torchs(name, weights, which == "torch.compile")
     batch, c, _ = CONFIGS[name]
     rng = np.random.default_rng(0)
 
@@ -106,6 +116,7 @@ def main() -> None:
     o = options(
         __doc__,
         configs=dict(positional=True, nargs="*", default=list(CONFIGS), metavar="CONFIG"),
+        as_it_is=dict(action="store_true", help="our step without a capture too"),
         compile=dict(action="store_true", help="against torch.compile too"),
         turns=dict(type=int, default=5),
         weights=dict(type=pathlib.Path),
@@ -113,7 +124,7 @@ def main() -> None:
     if o.side:
         side(o.side, o.configs[0], o.weights)
         return
-    names = ["ours", "torch"] + (["torch.compile"] if o.compile else [])
+    names = ["ours", *["as it is"] * o.as_it_is, "torch", *["torch.compile"] * o.compile]
     rows = []
     for name in o.configs:
         with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +132,7 @@ def main() -> None:
             sides = []
             for which in names:
                 sides.append(Side(__file__, which, name, "--weights", weights))
-                sides[-1].ask(do="train", steps=3)  # compiled, warmed up
+                sides[-1].ask(do="train", steps=4)  # compiled, captured, warmed up
             answers = take_turns(sides, o.turns, do="train", steps=CONFIGS[name][2])
             memory = {s.name: s.ask(do="memory")["bytes"] for s in sides}
             peak = sides[0].ask(do="peak")["flops"]
