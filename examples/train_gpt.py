@@ -24,7 +24,7 @@ import numpy as np
 import tinygrad_tf as tg
 from tinygrad_tf import data, models, training
 
-NOT_SETTINGS = {"out", "resume", "threads", "stop_at"}  # what may differ when a run goes on
+NOT_SETTINGS = {"out", "resume", "threads", "stop_at", "no_capture"}  # what may differ when a run goes on
 
 
 def whole(low: int) -> Any:
@@ -84,6 +84,7 @@ def make_parser() -> Parser:
     add("--block-size", type=whole(1), default=64, help="tokens the model reads at once")
     add("--batch-size", type=whole(1), default=16, help="windows in a batch")
     add("--accumulate", type=whole(1), default=1, help="batches in a step")
+    add("--no-capture", action="store_true", help="run Python at every step, which takes longer")
     add("--steps", type=whole(1), default=1000, help="steps, and the end of the cosine schedule")
     add("--lr", type=number(0), default=2e-3, help="learning rate after the warm-up")
     add("--min-lr", type=number(0), help="learning rate at the end (default: lr / 100)")
@@ -220,6 +221,7 @@ def prepare(options: argparse.Namespace, run: Path) -> tuple[training.Trainer, d
             grad_clip=options.grad_clip,
             accumulate=options.accumulate,
             eval_every=options.eval_every,
+            capture=not options.no_capture,
         )
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None

@@ -485,6 +485,23 @@ def private_data(x: Any) -> Any:
     return tg.from_numpy(x._data * 2) + x
 
 
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return x * 2
+
+
+counting = Counting()
+
+
+def sets_attributes(x: Any) -> Any:
+    return counting(x)
+
+
 def where_true(x: Any) -> Any:
     return x[x > -1]
 
@@ -497,6 +514,7 @@ def where_true(x: Any) -> Any:
         (random_numbers, "random tensors are made"),
         (steps, "SGD.step"),
         (private_data, "replay gave other numbers"),
+        (sets_attributes, "sets attributes of modules"),
     ],
 )
 def test_what_cannot_be_captured_runs_as_it_is(function: Any, why: str) -> None:

@@ -29,6 +29,7 @@ from .arena import Arena, in_arena, owner_of
 from .config import config
 from .graph import TensorBase
 from .kernels.host import address, get_num_threads
+from .memory import give_back_freed_memory
 from .modes import Array, CaptureError
 
 SMALL = 64  # elements: arrays up to this size may be a kernel's settings
@@ -368,9 +369,9 @@ class _State:
 class Captured:
     """What `capture` makes of a function."""
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[..., Any], warn: bool):
         functools.update_wrapper(self, function)
-        self._function = function
+        self._function, self._warn = function, warn
         self._states: OrderedDict[Any, _State] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -432,6 +433,7 @@ class Captured:
 
     def _record(self, state: _State, arrays: Sequence[Any]) -> Any:
         draws = rng.draws()
+        give_back_freed_memory()  # of the call before: what it computed lies in an arena from now on
         try:
             state.program = self._recorded(Arena(), arrays)
         except CaptureError as error:
@@ -463,18 +465,21 @@ class Captured:
         recorder = Recorder(arena, inputs)
         fresh = iter(inputs)
         given = [graph._wrap(next(fresh)) if isinstance(a, np.ndarray) else a for a in arrays]
-        token = modes._recorder.set(recorder)
+        token, changes = modes._recorder.set(recorder), modes.changes[0]
         try:
             results = self._function(*given)
         finally:
             modes._recorder.reset(token)
+        if modes.changes[0] != changes:
+            raise CaptureError("it sets attributes of modules")
         outputs = _detached(results, array=True)
         _outputs(outputs, lambda array: recorder.require("the function", array))
         return _Program(recorder, inputs, _outputs(outputs, arena.fixed))
 
     def _refuse(self, state: _State, why: str, arrays: Sequence[Any]) -> Any:
         state.why, state.program = why, None
-        warnings.warn(f"{self._name} runs as it is, not captured: {why}", stacklevel=5)
+        if self._warn:
+            warnings.warn(f"{self._name} runs as it is, not captured: {why}", stacklevel=5)
         return self._run(arrays)
 
 
@@ -487,7 +492,7 @@ def _detached(results: Any, array: bool = False) -> Any:
     return results
 
 
-def capture(function: Callable[..., Any]) -> Captured:
+def capture(function: Callable[..., Any], *, warn: bool = True) -> Captured:
     """The same function, which after a few calls replays its kernel calls without running its Python: small models train faster.
 
     What belongs in it is a forward pass, or a forward and a backward pass: `backward()` inside adds to the leaves' `.grad`
@@ -497,6 +502,7 @@ def capture(function: Callable[..., Any]) -> Captured:
         function: takes Tensors, ndarrays (it gets them as Tensors), and settings that can be compared; returns Tensors,
             None, or lists and tuples of them, which the caller gets as copies without history. Each list of shapes, dtypes and
             settings has a program of its own; the eight used last are kept.
+        warn: whether to warn where it cannot be captured (default True).
 
     The first call runs the function as it is, the second records it, and the third does both: the replay, from memory full
     of NaN, must give what the function gives, bit for bit. So it must do nothing but compute. Parameters are read anew at
@@ -522,4 +528,4 @@ def capture(function: Callable[..., Any]) -> Captured:
     >>> loss.item(), w.grad
     (65.0, tensor([ 2., 64.]))
     """
-    return Captured(function)
+    return Captured(function, warn)

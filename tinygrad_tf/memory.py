@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 NEVER, NONE = -1, 0
@@ -17,11 +18,22 @@ NEVER, NONE = -1, 0
 
 def keep_freed_memory() -> None:
     """Tell glibc's malloc so; elsewhere, or where the user has set MALLOC_... variables, nothing is changed."""
-    if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
-        return
+    mallopt = None if any(name.startswith("MALLOC_") for name in os.environ) else _of_glibc("mallopt")
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, NONE)
+        mallopt(M_TRIM_THRESHOLD, NEVER)
+
+
+def give_back_freed_memory() -> None:
+    """Give all of it back now, since what comes next will lie elsewhere."""
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    """A function of glibc; None with another C library."""
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return
-    mallopt(M_MMAP_MAX, NONE)
-    mallopt(M_TRIM_THRESHOLD, NEVER)
+        return getattr(ctypes.CDLL(None), name) if sys.platform == "linux" else None
+    except (OSError, AttributeError):
+        return None

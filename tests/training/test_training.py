@@ -61,6 +61,20 @@ def same(a, b):
         np.testing.assert_array_equal(a[name], b[name])
 
 
+def test_a_captured_training_is_the_same(tmp_path):
+    """The same losses and weights, with dropout and accumulation, and after a resume; and it is captured."""
+    plain = trainer(accumulate=2, capture=False)
+    plain.train()
+    captured = trainer(tmp_path, accumulate=2)
+    captured.train(until=5)
+    resumed = trainer(tmp_path, accumulate=2)
+    resumed.resume()
+    resumed.train()
+    assert [s.judged for s in captured._compute._states.values()] == [True], captured._compute.why
+    assert plain.loss == resumed.loss
+    same(weights(plain), weights(resumed))
+
+
 def test_bc_60_accumulation_weighs_tokens():
     """BC-60: accumulation weighs tokens."""
     tg.manual_seed(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,18 @@ def count_tokens(targets: NDArray[np.int64]) -> int:
     return int(np.count_nonzero(targets != IGNORE))
 
 
-def accumulate_gradients(model: Any, batches: Sequence[Batch]) -> float:
+def loss_and_gradients(model: Any) -> Callable[..., Any]:
+    """A function of (ids, targets, weight) that adds the gradients of weight · loss, and returns the loss: what to capture."""
+
+    def function(ids: Any, targets: Any, weight: float) -> Any:
+        loss = model.loss(ids, targets)
+        (loss if weight == 1.0 else loss * weight).backward()
+        return loss
+
+    return function
+
+
+def accumulate_gradients(model: Any, batches: Sequence[Batch], compute: Callable[..., Any] | None = None) -> float:
     """Add to the gradients those of the mean loss over all tokens of all batches, and return that loss.
 
         loss = Σ_b n_b · loss_b / Σ_b n_b,    n_b the scored targets of batch b
@@ -33,6 +44,7 @@ def accumulate_gradients(model: Any, batches: Sequence[Batch]) -> float:
     Arguments:
         model: has `loss(ids, targets)`, a mean over scored targets.
         batches: pairs (ids, targets) of int64 (B, T); a target of -100 is not scored.
+        compute: `loss_and_gradients(model)`, the default, or a capture of it.
 
     Example:
         >>> import numpy as np, tinygrad_tf as tg
@@ -45,16 +57,15 @@ def accumulate_gradients(model: Any, batches: Sequence[Batch]) -> float:
         >>> accumulate_gradients(Level(), [(one, one), (three, three)])
         1.75
     """
+    compute = loss_and_gradients(model) if compute is None else compute
     counts = [count_tokens(targets) for _, targets in batches]
     total = sum(counts)
     mean = 0.0
     for (ids, targets), count in zip(batches, counts, strict=True):
         if not count:
             continue
-        loss = model.loss(from_numpy(ids), from_numpy(targets))
         weight = count / total
-        mean += loss.item() * weight
-        (loss if count == total else loss * weight).backward()
+        mean += compute(from_numpy(ids), from_numpy(targets), weight).item() * weight
     return mean
 
 

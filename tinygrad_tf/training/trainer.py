@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from tinygrad_tf import optim, rng
+from tinygrad_tf.capture import capture
 from tinygrad_tf.training import checkpoints
 from tinygrad_tf.training.checkpoints import CheckpointError
 from tinygrad_tf.training.metrics import Metrics, plot_metrics
 from tinygrad_tf.training.progress import Progress, Silent
-from tinygrad_tf.training.steps import Batch, accumulate_gradients, count_tokens, evaluate
+from tinygrad_tf.training.steps import Batch, accumulate_gradients, count_tokens, evaluate, loss_and_gradients
 
 
 class TrainingError(RuntimeError):
@@ -38,6 +39,8 @@ class TrainConfig:
         eval_every: steps between evaluations, each of which is followed by a checkpoint.
         log_every: steps between lines in metrics.jsonl.
         keep: how many checkpoints stay.
+        capture: whether forward and backward are captured (`tg.capture`): the same numbers, sooner. Switch it off for a model whose
+            loss does more than compute.
 
     Raises ValueError for numbers out of range.
 
@@ -61,6 +64,7 @@ class TrainConfig:
     eval_every: int = 250
     log_every: int = 10
     keep: int = 3
+    capture: bool = True
 
     def __post_init__(self) -> None:
         for name in ("steps", "accumulate", "eval_every", "log_every", "keep"):
@@ -136,6 +140,8 @@ class Trainer:
         self.learning_rate = config.learning_rate()
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.optimizer = optim.AdamW(self._groups(), config.lr, (config.beta1, config.beta2), config.eps)
+        compute = loss_and_gradients(model)
+        self._compute = capture(compute, warn=False) if config.capture else compute
         self.step = 0
         self.loss = math.nan
         self.val_loss: float | None = None
@@ -168,7 +174,7 @@ class Trainer:
         drawn = [self.batches.next() for _ in range(self.config.accumulate)]
         self._tokens = sum(count_tokens(targets) for _, targets in drawn)
         self.optimizer.zero_grad()
-        loss = accumulate_gradients(self.model, drawn)
+        loss = accumulate_gradients(self.model, drawn, self._compute)
         if not math.isfinite(loss):
             raise TrainingError(f"step {self.step + 1}: the loss is {loss}; {self._advice()}")
         norm = optim.clip_grad_norm_(self.names_to_parameters(), self.config.grad_clip or math.inf)
