@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
+import sys
 import threading
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import graph, modes, rng
+from . import graph, kernels, modes, rng
 from .arena import Arena, in_arena, owner_of
 from .config import config
 from .graph import TensorBase
@@ -44,6 +45,8 @@ class _Traced(np.ndarray[Any, np.dtype[Any]]):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         function = getattr(ufunc, method)
+        if function == np.add.__call__ and not kwargs and kernels.elementwise.adds(*_plain(inputs), *_plain(out or ())):
+            return _recorder().sum(*_plain(inputs), *_plain(out or ()))
         if out is not None or method == "at":
             targets = inputs[:1] if out is None else out
             plain = {} if out is None else {"out": _plain(out)}
@@ -121,6 +124,10 @@ def _again(function: Callable[..., Any], args: Any, kwargs: Any, kept: list[Arra
         np.copyto(target, array)
 
 
+def _launch(note: Array, n_tasks: int, arguments: Any) -> None:
+    """Stands for a kernel's call among the steps; a program joins what follows on one another."""
+
+
 #: What asks numpy for shapes and dtypes, which a replay does not need to ask for again.
 _ABOUT_ARRAYS = {
     np.result_type, np.can_cast, np.shape, np.ndim, np.size, np.may_share_memory, np.shares_memory, np.iscomplexobj,
@@ -187,6 +194,12 @@ class Recorder:
     def empty(self, shape: Any, dtype: Any) -> Array:
         return self.arena.empty(shape, dtype)
 
+    def sum(self, a: Array, b: Array, out: Array | None = None) -> Any:
+        """a + b of one shape by a kernel: on all threads, and launches on both sides stay together."""
+        kept = self.empty(a.shape, a.dtype) if out is None else out
+        kernels.elementwise.add(a, b, kept)
+        return self.traced(kept)
+
     def _like(self, array: Array) -> Array:
         """A new array of this shape, dtype and order of axes in memory, on which later sums depend in their last bits."""
         order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
@@ -210,12 +223,13 @@ class Recorder:
             function = functools.partial(function, **{k: self.fixed(v) for k, v in kwargs.items()})
         self.steps.append((function, tuple([self.fixed(a) for a in args])))
 
-    def launch(self, entry: Callable[..., Any], head: tuple[int, ...], arguments: Sequence[Any]) -> None:
-        """Note the call of a kernel, which has just been made."""
+    def launch(self, arguments: Any, n_tasks: int, note: Callable[[Any], Array]) -> None:
+        """Note the call of a kernel, which has just been made: `note` gives it in the form that `replayer` wants."""
         for a in arguments:
             if isinstance(a, np.ndarray) and a.size > SMALL and a.dtype != np.int64:
                 self.require("a kernel", a)
-        self.step(entry, *head, *arguments)
+        fixed = self.fixed(arguments)
+        self.steps.append((_launch, (note(fixed), n_tasks, fixed)))
 
     def apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Do and note what writes into its arguments."""
@@ -274,11 +288,43 @@ class Recorder:
 
 
 class _Place:
-    """What owns the memory of a gradient that is handed out: as long as an array over it lives, it must not be written."""
+    """Stands between a gradient's array and its memory, so that every view of the array holds the array itself."""
 
     def __init__(self, array: Array):
         self.__array_interface__ = array.__array_interface__
         self.array = array
+
+
+class _Gradient:
+    """A leaf, and the Tensor that it is handed when a replay has computed its gradient, again and again the same."""
+
+    def __init__(self, leaf: TensorBase, array: Array):
+        self.leaf = leaf
+        self.array = np.asarray(_Place(array))
+        self.tensor = graph._wrap(self.array)
+        self.unheld = self._references()
+
+    def _references(self) -> tuple[int, int]:
+        return sys.getrefcount(self.array), sys.getrefcount(self.tensor)
+
+    def release(self) -> bool:
+        """Make sure that nobody else has the memory, before it is written again; False if somebody holds an array of it."""
+        if self._as_it_was() and self._references() == self.unheld:
+            return True
+        if self.tensor._data is self.array:
+            self.tensor._data = self.array.copy()  # it is theirs now
+        self.tensor = graph._wrap(self.array)
+        return self._references() == self.unheld
+
+    def _as_it_was(self) -> bool:
+        tensor = self.tensor
+        return tensor._data is self.array and not tensor._requires_grad and tensor._hooks is None is tensor.grad
+
+    def deliver(self) -> None:
+        if self.leaf.grad is None:
+            self.leaf.grad = self.tensor
+        else:
+            graph._accumulate(self.leaf, self.array, False)
 
 
 class _Program:
@@ -286,11 +332,12 @@ class _Program:
 
     def __init__(self, recorder: Recorder, inputs: list[Array], outputs: Any):
         self.inputs, self.outputs = inputs, outputs
-        self.steps, self.arena, self.held = recorder.steps, recorder.arena, recorder.held
+        self.arena, self.held = recorder.arena, recorder.held
+        self.noted = recorder.steps  # holds what the launches read
+        self.steps = _joined(recorder.steps)
         self.leaves = recorder.leaves
         self.modules = list(recorder.modules.values())
-        self.gradients = [(leaf, _Place(self.arena.fixed(a))) for leaf, a in recorder.gradients]
-        self.handed_out: list[weakref.ref[Array]] = []
+        self.gradients = [_Gradient(leaf, self.arena.fixed(a)) for leaf, a in recorder.gradients]
         self.changes = modes.changes[0]
 
     def fits(self) -> bool:
@@ -304,7 +351,7 @@ class _Program:
                     for m, training in self.modules
                 ]
             )
-            and not any([leaf._hooks for leaf, _ in self.gradients])
+            and not any([gradient.leaf._hooks for gradient in self.gradients])
         )
 
     def replay(self, arrays: Sequence[Array]) -> None:
@@ -317,34 +364,37 @@ class _Program:
                 function(*arguments)
 
     def release(self) -> bool:
-        """Let go of the gradients that were handed out; False if somebody else holds one."""
-        if all([ref() is None for ref in self.handed_out]):
-            return True
-        for leaf, _ in self.gradients:
-            if leaf.grad is not None and any(ref() is leaf.grad._data for ref in self.handed_out):
-                leaf.grad._data = leaf.grad._data.copy()
-        return all([ref() is None for ref in self.handed_out])
+        """Let go of the gradients that were handed out; False if somebody holds an array of one."""
+        return all([gradient.release() for gradient in self.gradients])
 
     def deliver(self) -> Any:
         """Add the gradients to the leaves, and return the outputs."""
-        self.handed_out = []
-        for leaf, place in self.gradients:
-            array = np.asarray(place)
-            if leaf.grad is None:
-                leaf.grad = graph._wrap(array)
-                self.handed_out.append(weakref.ref(array))
-            else:
-                graph._accumulate(leaf, array, False)
+        for gradient in self.gradients:
+            gradient.deliver()
         return _outputs(self.outputs, lambda array: graph._wrap(array.copy()))
 
     def digest(self) -> bytes:
         """What tells one outcome from another."""
         digest = hashlib.blake2b()
-        arrays = [place.array for _, place in self.gradients]
+        arrays = [gradient.array for gradient in self.gradients]
         _outputs(self.outputs, arrays.append)
         for array in arrays:
             digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
         return digest.digest()
+
+
+def _joined(steps: list[Any]) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The steps, with launches that follow on one another as one, in which there is no Python."""
+    from .kernels import runtime
+
+    joined: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+    for launched, group in itertools.groupby(steps, key=lambda step: step[0] is _launch):
+        if launched:
+            notes = [arguments for _, arguments in group]
+            joined.append((runtime.replayer([n[0] for n in notes], [n[1] for n in notes]), ()))
+        else:
+            joined.extend(group)
+    return joined
 
 
 def _outputs(value: Any, function: Callable[[Array], Any]) -> Any:

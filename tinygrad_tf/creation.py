@@ -8,6 +8,7 @@ import numpy as np
 
 from . import rng
 from .graph import TensorBase
+from .kernels.host import native
 from .tensor import Tensor, check_dtype
 
 
@@ -39,7 +40,7 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     if array.dtype.kind not in "biuf":
         raise TypeError(f"tensor: expected numbers, got {type(data).__name__} with dtype {array.dtype}")
     check_dtype(array.dtype)
-    return Tensor(array.astype(array.dtype.newbyteorder("="), copy=False)).requires_grad_(requires_grad)
+    return Tensor(array.astype(native(array.dtype), copy=False)).requires_grad_(requires_grad)
 
 
 def _numbers(data: Any) -> Any:

@@ -20,5 +20,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "activation", "attention", "embedding", "gemm", "loss", "normalization", "optimizer", "random", "rotary", "runtime",
+    "activation", "attention", "elementwise", "embedding", "gemm", "loss", "normalization", "optimizer", "random", "rotary",
+    "runtime",
 ]  # fmt: skip

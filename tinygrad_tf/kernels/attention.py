@@ -19,7 +19,7 @@ import numpy as np
 from .attention_backward import backward_tiles
 from .attention_forward import forward_tiles
 from .attention_tile import BOOL_MASK, FLOAT_MASK, GEOMETRY_SIZE, NO_MASK, SMALL, TILE, TK, TQ, B, H, copy, dropout_row
-from .runtime import address, contiguous, copied, empty, full, kernel, share, tasks, write
+from .runtime import address, contiguous, copied, empty, full, kernel, native, share, tasks, write
 
 
 @kernel
@@ -45,7 +45,7 @@ def _flat(x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     owner = x.base
     usable = usable and isinstance(owner, np.ndarray) and owner.flags.carray and owner.dtype == x.dtype
     if not usable or any([s < 0 or s % size for s in x.strides[:3]]):
-        x = copied(x, x.dtype.newbyteorder("="))
+        x = copied(x, native(x.dtype))
         return x.reshape(-1), tuple([s // size for s in x.strides[:3]])
     first = (address(x) - address(owner)) // size
     return owner.reshape(-1)[first:], steps
@@ -112,7 +112,7 @@ def attention(
     """
     batch, heads, length_q, dk = q.shape
     kv_heads, length_k, dv = v.shape[1:]
-    out = empty((batch, length_q, heads, dv), q.dtype.newbyteorder("="))
+    out = empty((batch, length_q, heads, dv), native(q.dtype))
     lse = empty((batch, heads, length_q), out.dtype)
     view = out.transpose(0, 2, 1, 3)
     if out.size == 0 or length_k == 0:
@@ -173,7 +173,7 @@ def attention_backward(
     """
     batch, heads, length_q, dk = q.shape
     kv_heads, length_k, dv = v.shape[1:]
-    dtype = q.dtype.newbyteorder("=")
+    dtype = native(q.dtype)
     anything = g.size and length_k and dk
     make = empty if anything else functools.partial(full, value=0)
     if q.base is not None and q.base is k.base and q.base is v.base and length_q == length_k and dk == dv:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .runtime import contiguous, empty, full, kernel, share, tasks, write
+from .runtime import contiguous, empty, full, kernel, native, share, tasks, write
 
 
 @kernel
@@ -47,7 +47,7 @@ def _scatter_add_rows(t, n_tasks, g, ids, order, ends, out):
 
 def gather_rows(weight, ids):
     """weight[ids]. weight: (V, D); ids: any shape of integers in [0, V), checked by the caller; result (..., D)."""
-    out = empty((*ids.shape, weight.shape[1]), weight.dtype.newbyteorder("="))
+    out = empty((*ids.shape, weight.shape[1]), native(weight.dtype))
     write(np.take, contiguous(weight), ids, axis=0, mode="clip", out=out)
     return out
 

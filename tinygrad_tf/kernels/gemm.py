@@ -352,7 +352,7 @@ def matmul(
     if out is None:
         if accumulate:
             raise ValueError("matmul: accumulate=True needs out")
-        target = out = runtime.empty(shape, dtype.newbyteorder("="))
+        target = out = runtime.empty(shape, runtime.native(dtype))
     else:
         if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
             raise ValueError(
@@ -367,9 +367,9 @@ def matmul(
             or (bias is not None and np.may_share_memory(out, bias))
         ):
             target = (
-                runtime.copied(out, dtype.newbyteorder("="))
+                runtime.copied(out, runtime.native(dtype))
                 if accumulate
-                else runtime.empty(shape, dtype.newbyteorder("="))
+                else runtime.empty(shape, runtime.native(dtype))
             )
     multiply(a, b, target, accumulate, bias, activation == "relu")
     if target is not out:
@@ -485,6 +485,6 @@ def multiply(
 
 def column_sums(g: np.ndarray) -> np.ndarray:
     """The sum over the rows of g (M, N), float32 or float64 -> (N,)."""
-    out = runtime.empty(g.shape[1], g.dtype.newbyteorder("="))
+    out = runtime.empty(g.shape[1], runtime.native(g.dtype))
     _column_sums(runtime.tasks(g.size), runtime.contiguous(g, out.dtype), out)
     return out

@@ -50,6 +50,11 @@ def tasks(work: int, grain: int = 32768) -> int:
     return max(1, min(_num_threads, work // grain))
 
 
+def native(dtype: np.dtype) -> np.dtype:
+    """The dtype in this machine's byte order: itself where it is so, since comparing dtypes is quick if they are one object."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
 def write(function: Callable[..., object], *args: object, **kwargs: object) -> None:
     """Call what writes into arrays among its arguments; a capture's replays do it again."""
     recorder = _recorder.get()
@@ -86,7 +91,7 @@ def contiguous(a: np.ndarray, dtype: np.dtype | type | None = None) -> np.ndarra
     """
     if a.flags.carray and (dtype is None or a.dtype == dtype) and a.dtype.isnative:
         return a
-    return copied(a, np.dtype(dtype or a.dtype).newbyteorder("="))
+    return copied(a, native(np.dtype(dtype or a.dtype)))
 
 
 def address(a: np.ndarray) -> int:

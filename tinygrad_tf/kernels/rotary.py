@@ -10,7 +10,7 @@ import numpy as np
 
 from ..modes import compute
 from .attention import _flat
-from .runtime import contiguous, empty, kernel, share, tasks
+from .runtime import contiguous, empty, kernel, native, share, tasks
 
 
 @kernel
@@ -45,7 +45,7 @@ def rotary(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = Fals
         raise ValueError(
             f"rotary: cos and sin must be {(length, d // 2)} for x of shape {x.shape}, got {cos.shape} and {sin.shape}"
         )
-    dtype = x.dtype.newbyteorder("=")
+    dtype = native(x.dtype)
     y = empty((batch, length, heads, d), dtype)
     if y.size:
         flat, steps = _flat(x)

@@ -19,6 +19,7 @@ tasks run one after another.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import os
@@ -40,11 +41,11 @@ from numba.core import ccallback, cgutils, compiler, serialize
 from numba.extending import intrinsic
 
 from ..modes import _recorder
-from .host import address, contiguous, copied, empty, full, get_num_threads, set_num_threads, tasks, write
+from .host import address, contiguous, copied, empty, full, get_num_threads, native, set_num_threads, tasks, write
 
 __all__ = [
-    "address", "cache_folder", "contiguous", "copied", "device", "empty", "full", "get_num_threads", "kernel", "lock",
-    "routine", "set_num_threads", "share", "tasks", "write",
+    "address", "cache_folder", "contiguous", "copied", "device", "empty", "full", "get_num_threads", "kernel", "lock", "native",
+    "replayer", "routine", "set_num_threads", "share", "tasks", "write",
 ]  # fmt: skip
 
 # No nnan, no ninf: -inf masks and NaN keep their meaning.
@@ -170,6 +171,7 @@ def _announce() -> None:
 # -- compiling ---------------------------------------------------------------------------------------------------------
 
 OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
+HEAD = 16  # bytes before the struct of a noted launch
 _compiling: list[_Cache] = []  # the caches of what is being compiled, outermost first
 
 
@@ -277,15 +279,16 @@ def _run_serially(task, slots, n_tasks):
 
 
 @intrinsic
-def _launch(typing_context, runner, kernel, n_tasks, arguments):
+def _launch(typing_context, runner, kernel, n_tasks, note, arguments):
     """Run kernel(t, n_tasks, *arguments) for every t below n_tasks: in place if there is but one, else by the runner.
 
     The kernel's address and the arguments lie in a struct on the stack; the runner gets its address, and that of a
-    function, made here, that takes the struct apart and calls the kernel.
+    function, made here, that takes the struct apart and calls the kernel. Where `note` is an address, nothing runs: that
+    function's address and, HEAD bytes on, the struct are written there, for `replay`. Returns how many bytes that takes.
     """
 
     def generate(context, builder, signature, values):
-        runner_, kernel_, n_tasks_, tuple_ = values
+        runner_, kernel_, n_tasks_, note_, tuple_ = values
         integer = n_tasks_.type
         parts = [builder.extract_value(tuple_, i) for i in range(len(arguments))]
         for i, argument in enumerate(arguments):
@@ -306,19 +309,74 @@ def _launch(typing_context, runner, kernel, n_tasks, arguments):
         inside.call(inside.inttoptr(address, kind.as_pointer()), [t, n, *numbers])
         inside.ret_void()
 
-        place = cgutils.alloca_once(builder, struct)
-        for i, part in enumerate([kernel_, *parts]):
-            builder.store(part, cgutils.gep_inbounds(builder, place, 0, i))
-        here = builder.ptrtoint(place, integer)
+        def store(place):
+            for i, part in enumerate([kernel_, *parts]):
+                builder.store(part, cgutils.gep_inbounds(builder, place, 0, i))
+
+        here = cgutils.alloca_once(builder, struct)
+        address_of_task = builder.ptrtoint(task, integer)
+        with builder.if_else(builder.icmp_signed("==", note_, integer(0))) as (at_once, later):
+            with at_once:
+                store(here)
+                start = builder.inttoptr(runner_, three.as_pointer())
+                with builder.if_else(builder.icmp_signed("==", n_tasks_, integer(1))) as (alone, together):
+                    with alone:
+                        builder.call(task, [builder.ptrtoint(here, integer), integer(0), n_tasks_])
+                    with together:
+                        builder.call(start, [address_of_task, builder.ptrtoint(here, integer), n_tasks_])
+            with later:
+                builder.store(address_of_task, builder.inttoptr(note_, integer.as_pointer()))
+                store(builder.inttoptr(builder.add(note_, integer(HEAD)), struct.as_pointer()))
+        return integer(HEAD + context.get_abi_sizeof(struct))
+
+    return types.intp(runner, kernel, n_tasks, note, arguments), generate
+
+
+_NOTES = np.zeros(1 << 13, np.uint8)
+
+
+def _note(entry, kernel, arguments) -> np.ndarray:
+    """A launch, as `replay` wants it; the arguments' memory must stay where it is."""
+    size = entry(0, kernel, 0, address(_NOTES), *arguments)
+    return _NOTES[:size].copy()
+
+
+def _replay(runner, launches, counts):
+    for i in range(len(launches)):
+        _call_noted(runner, launches[i], counts[i])
+
+
+@intrinsic
+def _call_noted(typing_context, runner, note, n_tasks):
+    """Run what was noted at an address."""
+
+    def generate(context, builder, signature, values):
+        runner_, note_, n_tasks_ = values
+        integer = n_tasks_.type
+        three = ir.FunctionType(ir.VoidType(), [integer] * 3)
+        task = builder.load(builder.inttoptr(note_, integer.as_pointer()))
+        slots = builder.add(note_, integer(HEAD))
         with builder.if_else(builder.icmp_signed("==", n_tasks_, integer(1))) as (alone, together):
             with alone:
-                builder.call(task, [here, integer(0), n_tasks_])
+                builder.call(builder.inttoptr(task, three.as_pointer()), [slots, integer(0), n_tasks_])
             with together:
-                run = builder.inttoptr(runner_, three.as_pointer())
-                builder.call(run, [builder.ptrtoint(task, integer), here, n_tasks_])
+                builder.call(builder.inttoptr(runner_, three.as_pointer()), [task, slots, n_tasks_])
         return context.get_dummy_value()
 
-    return types.void(runner, kernel, n_tasks, arguments), generate
+    return types.void(runner, note, n_tasks), generate
+
+
+def replayer(notes: list[np.ndarray], counts: list[int]):
+    """A function that runs noted launches one after the other, without Python between them."""
+    signature = (types.intp, types.Array(types.int64, 1, "C"), types.Array(types.int64, 1, "C"))
+    if signature not in _entries:
+        made = numba.njit(no_cfunc_wrapper=True, **OPTIONS)(_replay)
+        made._cache = _Cache("replay", _replay.__code__)
+        made.compile(signature)
+        made.disable_compile()
+        _entries[signature] = made
+    arguments = np.array([address(note) for note in notes], np.int64), np.array(counts, np.int64)
+    return functools.partial(_entries[signature], _runner(), *arguments)
 
 
 _runners: dict[bool, int] = {}
@@ -338,12 +396,12 @@ def _entry(argument_types: tuple):
     """What Python calls to launch any kernel with arguments of these types, and of no others."""
     if argument_types not in _entries:
 
-        def entry(runner, kernel, n_tasks, *arguments):
-            _launch(runner, kernel, n_tasks, arguments)
+        def entry(runner, kernel, n_tasks, note, *arguments):
+            return _launch(runner, kernel, n_tasks, note, arguments)
 
         made = numba.njit(no_cfunc_wrapper=True, **OPTIONS)(entry)
         made._cache = _Cache("entry", entry.__code__)
-        made.compile((types.intp,) * 3 + (types.BaseTuple.from_types(argument_types),))
+        made.compile((types.intp,) * 4 + (types.BaseTuple.from_types(argument_types),))
         made.disable_compile()
         _entries[argument_types] = made
     return _entries[argument_types]
@@ -375,9 +433,9 @@ class Kernel:
                 found = self.compiled[key] = _entry(argument_types), address
             entry, address = found
             runner = _runners.get(_serial) or _runner()
-            entry(runner, address, n_tasks, *arguments)
-        if recorder is not None:
-            recorder.launch(entry, (runner, address, n_tasks), arguments)
+            entry(runner, address, n_tasks, 0, *arguments)
+            if recorder is not None:
+                recorder.launch(arguments, n_tasks, functools.partial(_note, entry, address))
 
 
 def kernel(function):

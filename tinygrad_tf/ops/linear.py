@@ -14,7 +14,7 @@ from .products import matmul
 def _product(a: Any, b: Any, shape: tuple[int, ...], bias: Any = None) -> Any:
     """a b (+ bias) for matrices a and b, as a new array of this shape."""
     if config.matmul == "numba":
-        out = kernels.host.empty(shape, a.dtype.newbyteorder("="))
+        out = kernels.host.empty(shape, kernels.host.native(a.dtype))
         kernels.gemm.multiply(a, b, out.reshape(len(a), b.shape[1]), False, bias)
         return out
     out = a @ b

@@ -22,7 +22,8 @@ class _Moments(Optimizer):
 
     def _gradient(self, p: Tensor, weight_decay: float) -> Array:
         assert p.grad is not None
-        return p.grad._data.astype(p._data.dtype, copy=False)
+        gradient = p.grad._data
+        return gradient if gradient.dtype is p._data.dtype else gradient.astype(p._data.dtype)
 
     def _decay(self, weight_decay: float) -> float:
         return weight_decay
@@ -33,16 +34,17 @@ class _Moments(Optimizer):
         calls: dict[tuple[np.dtype[Any], int], tuple[list[Array], ...]] = {}
         copies = []
         for position, p in chosen:
-            state = self._moments(position, p, ("exp_avg", "exp_avg_sq"))
-            state["step"] += 1
+            state = self.state.get(position) or self._moments(position, p, ("exp_avg", "exp_avg_sq"))
+            state["step"] = step = state["step"] + 1
             target = p._data
             if not target.flags.carray:  # the kernel wants plain memory; views of another layout are written back
                 target = np.ascontiguousarray(target)
                 copies.append((p, target))
-            lists = calls.setdefault((target.dtype, state["step"]), ([], [], [], []))
-            row = (target, self._gradient(p, decay), state["exp_avg"], state["exp_avg_sq"])
-            for column, array in zip(lists, row, strict=True):
-                column.append(array)
+            params, grads, firsts, seconds = calls.setdefault((target.dtype, step), ([], [], [], []))
+            params.append(target)
+            grads.append(self._gradient(p, decay))
+            firsts.append(state["exp_avg"])
+            seconds.append(state["exp_avg_sq"])
         for (_, step), lists in calls.items():
             params, grads, firsts, seconds = lists
             kernels.optimizer.adamw(params, grads, firsts, seconds, lr, beta1, beta2, eps, self._decay(decay), step)

@@ -118,7 +118,7 @@ class Optimizer:
 
     def _check_gradient(self, p: Tensor) -> None:
         gradient = p.grad
-        if not isinstance(gradient, Tensor) or gradient.shape != p.shape:
+        if not isinstance(gradient, Tensor) or gradient._data.shape != p._data.shape:
             raise ValueError(
                 f"{self._kind}: the gradient of a parameter of shape {p.shape} must be a Tensor of that shape, "
                 f"got {getattr(gradient, 'shape', type(gradient).__name__)}"
