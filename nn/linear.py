@@ -47,7 +47,7 @@ class Linear(Module):
         return f"{self.in_features}, {self.out_features}" + ("" if self.bias is not None else ", bias=False")
 
     def forward(self, x: tg.Tensor) -> tg.Tensor:
-        if x.shape[-1:] != (self.in_features,):
+        if x._data.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"Linear({self.extra_repr()}): the last axis of x must be {self.in_features}, got x of shape {x.shape}"
             )

@@ -11,7 +11,7 @@ from .module import Module, Parameter
 
 
 def _check_axes(layer: Module, x: tg.Tensor, shape: tuple[int, ...]) -> None:
-    if x.shape[-len(shape) :] != shape:
+    if x._data.shape[-len(shape) :] != shape:
         axes = f"the last axis of x must be {shape[0]}" if len(shape) == 1 else f"the last axes of x must be {shape}"
         raise ValueError(f"{type(layer).__name__}({layer.extra_repr()}): {axes}, got x of shape {x.shape}")
 

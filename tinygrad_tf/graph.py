@@ -44,8 +44,11 @@ class TensorBase:
         self.grad: Any = None
         self._node: Node | None = None
         self._index = 0
-        self._storage = Storage() if storage is None else storage
-        self._version = self._storage.version
+        if storage is None:
+            storage = Storage.__new__(Storage)
+            storage.version, storage.in_graph = 0, False
+        self._storage = storage
+        self._version = storage.version
         self._hooks: dict[int, Callable[[Any], Any]] | None = None
 
     def _bump(self) -> None:

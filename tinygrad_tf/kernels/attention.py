@@ -34,21 +34,31 @@ def _dropout_rows(t, n_tasks, keep_mask, geometry, p):
 # -- from ndarrays to the kernels' flat arguments ----------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=4096)
+def _steps(strides: tuple[int, ...], size: int) -> tuple[int, ...] | None:
+    """The element strides of B, H, T; None if the kernels cannot walk by them."""
+    return None if any([s < 0 or s % size for s in strides[:3]]) else tuple([s // size for s in strides[:3]])
+
+
 def _flat(x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     """x (B, H, T, d) as a flat array over its memory and the element strides of B, H, T; copied only if it must be."""
-    size = x.itemsize
+    size, strides, dtype = x.itemsize, x.strides, x.dtype
     flags = x.flags
-    steps = tuple([s // size for s in x.strides[:3]])
-    if flags.carray and x.dtype.isnative:
-        return x.reshape(-1), steps
-    usable = flags.behaved and x.dtype.isnative and (x.shape[3] == 1 or x.strides[3] == size)
-    owner = x.base
-    usable = usable and isinstance(owner, np.ndarray) and owner.flags.carray and owner.dtype == x.dtype
-    if not usable or any([s < 0 or s % size for s in x.strides[:3]]):
-        x = np.array(x, x.dtype.newbyteorder("="), order="C")
-        return x.reshape(-1), tuple([s // size for s in x.strides[:3]])
-    first = (address(x) - address(owner)) // size
-    return owner.reshape(-1)[first:], steps
+    steps = _steps(strides, size)
+    if dtype.isnative and steps is not None:
+        if flags.carray:
+            return x.reshape(-1), steps
+        owner = x.base
+        if (
+            flags.behaved
+            and (strides[3] == size or x.shape[3] == 1)
+            and type(owner) is np.ndarray
+            and owner.dtype == dtype
+            and owner.flags.carray
+        ):
+            return owner.reshape(-1)[(address(x) - address(owner)) // size :], steps
+    x = np.array(x, dtype.newbyteorder("="), order="C")
+    return x.reshape(-1), tuple([s // size for s in x.strides[:3]])
 
 
 _NOTHING = {np.dtype(kind): np.zeros(1, kind) for kind in (np.uint8, np.float32, np.float64)}
@@ -90,6 +100,11 @@ def _geometry(
     return geometry
 
 
+@functools.lru_cache(maxsize=256)
+def _reals(scale: float, dropout_p: float) -> np.ndarray:
+    return np.array([scale, dropout_p])
+
+
 def _slopes(slopes: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
     return _NOTHING[dtype] if slopes is None else np.require(slopes, dtype, ["C", "W", "A"])
 
@@ -98,7 +113,6 @@ def attention(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    *,
     scale: float,
     causal: bool,
     mask: np.ndarray | None = None,
@@ -153,7 +167,7 @@ def attention(
         mask_values,
         _slopes(slopes, out.dtype),
         geometry,
-        np.array([scale, dropout_p]),
+        _reals(scale, dropout_p),
         units,
     )
     return view, lse
@@ -166,7 +180,6 @@ def attention_backward(
     v: np.ndarray,
     out: np.ndarray,
     lse: np.ndarray,
-    *,
     scale: float,
     causal: bool,
     mask: np.ndarray | None = None,
@@ -224,7 +237,7 @@ def attention_backward(
             mask_values,
             _slopes(slopes, dtype),
             geometry,
-            np.array([scale, dropout_p]),
+            _reals(scale, dropout_p),
             units,
         )
     return dq.transpose(0, 2, 1, 3), dk_out.transpose(0, 2, 1, 3), dv_out.transpose(0, 2, 1, 3)

@@ -47,7 +47,7 @@ def _scatter_add_rows(t, n_tasks, g, ids, order, ends, out):
 
 def gather_rows(weight, ids):
     """weight[ids]. weight: (V, D); ids: any shape of integers in [0, V), checked by the caller; result (..., D)."""
-    return np.take(contiguous(weight), ids, axis=0, mode="clip")
+    return contiguous(weight).take(ids, axis=0, mode="clip")
 
 
 def scatter_add_rows(g, ids, n_rows):

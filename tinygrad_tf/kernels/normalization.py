@@ -225,16 +225,14 @@ def _norm_backward(t, n_tasks, g, x, weight, center, mean, rstd, need_dx, need_w
 
 
 def _norm_forward(x, weight, bias, center, eps):
-    rows = _rows(x)
-    n = rows.shape[1]
+    rows, shape = _rows(x), x.shape
+    n = shape[-1]
     weight = np.ones(n, x.dtype) if weight is None else contiguous(weight)
     bias = np.zeros(n, x.dtype) if bias is None else contiguous(bias)
     y = np.empty_like(rows)
-    outer = x.shape[:-1]
-    rstd = np.zeros(math.prod(outer), x.dtype)
-    mean = np.zeros(rstd.size if center else 1, x.dtype)
+    mean, rstd = np.zeros((2, len(rows) if n else math.prod(shape[:-1])), x.dtype)
     _norm(tasks(rows.size * 2), rows, weight, bias, center, float(eps), y, mean, rstd)
-    return y.reshape(x.shape), mean.reshape(outer) if center else None, rstd.reshape(outer)
+    return y.reshape(shape), mean.reshape(shape[:-1]) if center else None, rstd.reshape(shape[:-1])
 
 
 def _norm_gradient(g, x, weight, center, mean, rstd, needs):

@@ -36,6 +36,14 @@ def _embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
 _embedding.name = "embedding"
 
 
+def all_below(ids: Any, limit: int) -> bool:
+    """Whether every integer of this array is from 0 to limit - 1."""
+    if ids.size > 64:
+        return bool(ids.min() >= 0 and ids.max() < limit)
+    few = ids.ravel().tolist()  # quicker than two reductions
+    return not few or (min(few) >= 0 and max(few) < limit)
+
+
 def embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
     """weight[ids]: ids of any shape, weight (V, D) -> (*ids.shape, D). The row `padding_idx` gets no gradient.
 
@@ -47,7 +55,7 @@ def embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
     if array.dtype.kind not in "iu":
         raise TypeError(f"embedding: ids must be integers, got dtype {array.dtype}")
     rows = weight.shape[0]
-    if array.size and (array.min() < 0 or array.max() >= rows):
+    if not all_below(array, rows):
         bad = array.min() if array.min() < 0 else array.max()
         raise IndexError(f"embedding: an id must be from 0 to {rows - 1}, got {bad}")
     if padding_idx is not None:

@@ -56,6 +56,8 @@ _SECOND = ("other", "target", "exponent", "mat2", "vec", "vec2", "split_size_or_
 
 def renamed(kwargs: dict[str, Any], parameters: Sequence[str]) -> dict[str, Any]:
     """Keyword arguments under the names that PyTorch and numpy use, by our names: `input`, `other`, `axis`, ..."""
+    if all([k in parameters for k in kwargs]):
+        return kwargs
     first = int(parameters[0] in ("condition", "sorted_sequence"))  # where(condition, input, other)
     ours = {"axis": "dim", "keepdims": "keepdim", "input": parameters[min(first, len(parameters) - 1)]}
     if len(parameters) > first + 1:
@@ -184,7 +186,7 @@ class Primitive(_Callable):
         self.wants = [[self._want(name) for name in names if name != "i"] for _, names in self.rules]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = self._bind(args, kwargs)
+        values = list(args) if not kwargs and len(args) == len(self.parameters) else self._bind(args, kwargs)
         members = list(values[0]) if self.variadic else values
         first = None
         for v in (*members, *values) if self.variadic else values:
@@ -196,7 +198,7 @@ class Primitive(_Callable):
         if self.promote:
             self._promote(values, first)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
-        if self.promote:
+        if self.promote and arrays[self.positions[0]].dtype is not arrays[self.positions[1]].dtype:
             self._match(arrays)
         if self.variadic:
             arrays[0] = [m._data if isinstance(m, TensorBase) else operand(m, first, self.name) for m in members]
@@ -221,7 +223,9 @@ class Primitive(_Callable):
                 self._save(node, values, inputs, out)
                 if profile is not None:
                     profile.recorded(node)
-        storage = first._storage if self.view and np.may_share_memory(out, first._data) else None
+        storage = None
+        if self.view and (out.base is not None or out is first._data) and np.may_share_memory(out, first._data):
+            storage = first._storage
         results = graph.finish(self, node, values, outs, storage)
         if storage is not None and (first._node is not None or storage.in_graph):
             for result in results:  # of a leaf without history: a write before this view is no fault
@@ -243,7 +247,7 @@ class Primitive(_Callable):
         """An integer or bool array meeting a float one takes its dtype (numpy would answer float64)."""
         i, j = self.positions
         a, b = arrays[i], arrays[j]
-        if a.dtype is not b.dtype and (a.dtype.kind == "f") != (b.dtype.kind == "f"):
+        if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
             arrays[i], arrays[j] = (a, b.astype(a.dtype)) if a.dtype.kind == "f" else (a.astype(b.dtype), b)
 
     def _save(self, node: Node, values: list[Any], inputs: Sequence[TensorBase | None], out: Array) -> None:
@@ -325,7 +329,7 @@ class Fused(_Callable):
         self.constants = [i for i in range(len(self.parameters)) if i not in self.positions]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = self._bind(args, kwargs)
+        values = args if not kwargs and len(args) == len(self.parameters) else self._bind(args, kwargs)
         if modes._reference.get():
             return self.definition(*values)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
@@ -337,7 +341,7 @@ class Fused(_Callable):
         if modes._grad_enabled.get():
             given = [values[p] for p in self.positions]
             inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in given]
-        if any([t is not None for t in inputs]):
+        if inputs and any([t is not None for t in inputs]):
             node = Node(self, inputs, [out])
             kept: dict[str, Any] = (
                 {"saved": [Saved(s) if isinstance(s, np.ndarray) else s for s in saved]} if saved else {}
@@ -358,9 +362,16 @@ class Fused(_Callable):
         return result
 
     def _check_dtypes(self, arrays: Sequence[Any]) -> None:
-        dtypes = [arrays[p].dtype for p in self.positions if isinstance(arrays[p], np.ndarray)]
-        if all([d is _FLOAT32 for d in dtypes]) or all([d is _FLOAT64 for d in dtypes]):
+        first = None
+        for p in self.positions:
+            a = arrays[p]
+            if isinstance(a, np.ndarray) and a.dtype is not first:
+                if first is not None or (a.dtype is not _FLOAT32 and a.dtype is not _FLOAT64):
+                    break
+                first = a.dtype
+        else:
             return
+        dtypes = [arrays[p].dtype for p in self.positions if isinstance(arrays[p], np.ndarray)]
         named = {n: arrays[p].dtype for n, p in zip(self.inputs, self.positions, strict=True)
                  if isinstance(arrays[p], np.ndarray)}  # fmt: skip
         for name, dtype in named.items():
