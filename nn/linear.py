@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import tinygrad_tf as tg
+from tinygrad_tf.ops.linear import linear
 
-from . import functional as F
 from . import init
 from .module import Module, Parameter
 
@@ -47,8 +47,8 @@ class Linear(Module):
         return f"{self.in_features}, {self.out_features}" + ("" if self.bias is not None else ", bias=False")
 
     def forward(self, x: tg.Tensor) -> tg.Tensor:
-        if x._data.shape[-1:] != (self.in_features,):
+        if x.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"Linear({self.extra_repr()}): the last axis of x must be {self.in_features}, got x of shape {x.shape}"
             )
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)  # type: ignore[no-any-return]

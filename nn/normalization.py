@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 import tinygrad_tf as tg
+from tinygrad_tf.ops.normalization import layer_norm, rms_norm
 
 from . import functional as F
 from .module import Module, Parameter
 
 
 def _check_axes(layer: Module, x: tg.Tensor, shape: tuple[int, ...]) -> None:
-    if x._data.shape[-len(shape) :] != shape:
+    if x.shape[-len(shape) :] != shape:
         axes = f"the last axis of x must be {shape[0]}" if len(shape) == 1 else f"the last axes of x must be {shape}"
         raise ValueError(f"{type(layer).__name__}({layer.extra_repr()}): {axes}, got x of shape {x.shape}")
 
@@ -61,8 +62,11 @@ class LayerNorm(Module):
         return ", ".join(map(str, self.normalized_shape))
 
     def forward(self, x: tg.Tensor) -> tg.Tensor:
-        _check_axes(self, x, self.normalized_shape)
-        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        shape, weight, bias = self.normalized_shape, self.weight, self.bias
+        _check_axes(self, x, shape)
+        if len(shape) == 1 and (weight is None or weight.shape == shape) and (bias is None or bias.shape == shape):
+            return layer_norm(x, weight, bias, self.eps)  # type: ignore[no-any-return]
+        return F.layer_norm(x, shape, weight, bias, self.eps)
 
 
 class RMSNorm(Module):
@@ -97,8 +101,11 @@ class RMSNorm(Module):
         return ", ".join(map(str, self.normalized_shape))
 
     def forward(self, x: tg.Tensor) -> tg.Tensor:
-        _check_axes(self, x, self.normalized_shape)
-        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        shape, weight = self.normalized_shape, self.weight
+        _check_axes(self, x, shape)
+        if len(shape) == 1 and (weight is None or weight.shape == shape):
+            return rms_norm(x, weight, self.eps)  # type: ignore[no-any-return]
+        return F.rms_norm(x, shape, weight, self.eps)
 
 
 class BatchNorm1d(Module):

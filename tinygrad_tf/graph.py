@@ -215,12 +215,11 @@ def finish(
     op: Op, node: Node | None, args: Sequence[Any], outputs: Sequence[Array], storage: Storage | None = None
 ) -> list[Any]:
     """Wrap an operation's results as Tensors (views: of this storage), and show them to whoever is watching."""
-    results = []
-    for index, data in enumerate(outputs):
-        tensor = _wrap(data, False, storage)
-        if node is not None and data.dtype.kind == "f":
-            tensor._requires_grad, tensor._node, tensor._index = True, node, index
-        results.append(tensor)
+    results = [_wrap(data, False, storage) for data in outputs]
+    if node is not None:
+        for index, tensor in enumerate(results):
+            if tensor._data.dtype.kind == "f":
+                tensor._requires_grad, tensor._node, tensor._index = True, node, index
     if _anomaly.get():
         check_finite(op.name, outputs, args, user_line(), "the forward")
     records = _records.get()

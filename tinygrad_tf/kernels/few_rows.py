@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .runtime import contiguous, device, kernel, share, tasks
+from .runtime import device, kernel, share, tasks
 from .vector_tile import VECTOR_BYTES, _load, _multiply_add, _pointer, _vector_type
 
 FEW_ROWS = 8  # up to so many rows, dot products beat tiles, if w lies by rows
@@ -150,9 +150,13 @@ def rows_by_dots(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.nd
     """
     n, depth = w.shape
     size, dtype = x.size, x.dtype
-    if not 0 < size <= FEW_ROWS * depth or n == 0 or dtype not in _NOTHING or not w.flags.carray:
+    if not 0 < size <= FEW_ROWS * depth or n == 0 or dtype not in _NOTHING:
+        return None
+    if bias is None:
+        bias = _NOTHING[dtype]
+    if not (x.flags.carray and w.flags.carray and bias.flags.carray):
         return None
     out = np.empty((*x.shape[:-1], n), dtype)
-    given = _NOTHING[dtype] if bias is None else contiguous(bias)
-    few_rows(tasks(size * n, GRAIN), contiguous(x).reshape(-1, depth), w, out.reshape(-1, n), given, False, False)
+    n_tasks = 1 if size * n < 2 * GRAIN else tasks(size * n, GRAIN)
+    few_rows(n_tasks, x.reshape(-1, depth), w, out.reshape(-1, n), bias, False, False)
     return out

@@ -229,10 +229,20 @@ def _norm_forward(x, weight, bias, center, eps):
     n = shape[-1]
     weight = np.ones(n, x.dtype) if weight is None else contiguous(weight)
     bias = np.zeros(n, x.dtype) if bias is None else contiguous(bias)
-    y = np.empty_like(rows)
-    mean, rstd = np.zeros((2, len(rows) if n else math.prod(shape[:-1])), x.dtype)
-    _norm(tasks(rows.size * 2), rows, weight, bias, center, float(eps), y, mean, rstd)
-    return y.reshape(shape), mean.reshape(shape[:-1]) if center else None, rstd.reshape(shape[:-1])
+    y = np.empty(shape, rows.dtype)
+    mean, rstd = np.zeros((2, *shape[:-1]), x.dtype)
+    _norm(
+        tasks(rows.size * 2),
+        rows,
+        weight,
+        bias,
+        center,
+        float(eps),
+        y.reshape(rows.shape),
+        mean.reshape(-1),
+        rstd.reshape(-1),
+    )
+    return y, mean if center else None, rstd
 
 
 def _norm_gradient(g, x, weight, center, mean, rstd, needs):

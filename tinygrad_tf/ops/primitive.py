@@ -23,7 +23,7 @@ import numpy as np
 from .. import graph, modes
 from ..graph import Array, Node, Op, Saved, TensorBase
 
-_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_FLOAT32, _FLOAT64 = _FLOATS = np.dtype(np.float32), np.dtype(np.float64)
 
 
 def operand(value: Any, like: TensorBase | Array, name: str) -> Any:
@@ -333,7 +333,14 @@ class Fused(_Callable):
         if modes._reference.get():
             return self.definition(*values)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
-        self._check_dtypes(arrays)
+        dtype = None
+        for p in self.positions:
+            a = arrays[p]
+            if a is not None and (type(a) is not np.ndarray or a.dtype is not dtype):
+                if dtype is not None or type(a) is not np.ndarray or a.dtype not in _FLOATS:
+                    self._check_dtypes(arrays)
+                    break
+                dtype = a.dtype
         profile = modes._profile.get()
         out, saved = self.forward(*arrays) if profile is None else profile.run(self, self.forward, arrays)
         node = None
@@ -362,16 +369,9 @@ class Fused(_Callable):
         return result
 
     def _check_dtypes(self, arrays: Sequence[Any]) -> None:
-        first = None
-        for p in self.positions:
-            a = arrays[p]
-            if isinstance(a, np.ndarray) and a.dtype is not first:
-                if first is not None or (a.dtype is not _FLOAT32 and a.dtype is not _FLOAT64):
-                    break
-                first = a.dtype
-        else:
-            return
         dtypes = [arrays[p].dtype for p in self.positions if isinstance(arrays[p], np.ndarray)]
+        if all([d is _FLOAT32 for d in dtypes]) or all([d is _FLOAT64 for d in dtypes]):
+            return
         named = {n: arrays[p].dtype for n, p in zip(self.inputs, self.positions, strict=True)
                  if isinstance(arrays[p], np.ndarray)}  # fmt: skip
         for name, dtype in named.items():
