@@ -34,12 +34,12 @@ import warnings
 import llvmlite.binding as llvm
 import llvmlite.ir as ir
 import numba
-import numpy as np
 from numba import prange, types
 from numba.core import ccallback, cgutils, compiler, serialize
 from numba.extending import intrinsic
 
 from .host import address, contiguous, get_num_threads, set_num_threads, tasks
+from .launch import kind_of, make_entry, plain
 
 __all__ = [
     "address", "cache_folder", "contiguous", "device", "get_num_threads", "kernel", "lock", "routine", "set_num_threads",
@@ -275,53 +275,8 @@ def _run_serially(task, slots, n_tasks):
         _call_task(task, slots, t, n_tasks)
 
 
-@intrinsic
-def _launch(typing_context, runner, kernel, n_tasks, arguments):
-    """Run kernel(t, n_tasks, *arguments) for every t below n_tasks: in place if there is but one, else by the runner.
-
-    The kernel's address and the arguments lie in a struct on the stack; the runner gets its address, and that of a
-    function, made here, that takes the struct apart and calls the kernel.
-    """
-
-    def generate(context, builder, signature, values):
-        runner_, kernel_, n_tasks_, tuple_ = values
-        integer = n_tasks_.type
-        parts = [builder.extract_value(tuple_, i) for i in range(len(arguments))]
-        for i, argument in enumerate(arguments):
-            if isinstance(argument, types.Array):
-                # An array begins with what counts its references, and its owner. The caller holds it; tasks that
-                # counted would wait for one another at every slice of it.
-                for at in (0, 1):
-                    parts[i] = builder.insert_value(parts[i], parts[i].type.elements[at](None), at)
-        struct = ir.LiteralStructType([integer, *(p.type for p in parts)])
-        three = ir.FunctionType(ir.VoidType(), [integer] * 3)
-        task = ir.Function(builder.module, three, builder.module.get_unique_name("tinygrad_tf.task"))
-        task.linkage = "internal"
-        inside = ir.IRBuilder(task.append_basic_block())
-        slots, t, n = task.args
-        taken = inside.load(inside.inttoptr(slots, struct.as_pointer()))
-        address, *numbers = [inside.extract_value(taken, i) for i in range(len(parts) + 1)]
-        kind = ir.FunctionType(ir.VoidType(), [integer, integer, *(p.type for p in parts)])
-        inside.call(inside.inttoptr(address, kind.as_pointer()), [t, n, *numbers])
-        inside.ret_void()
-
-        place = cgutils.alloca_once(builder, struct)
-        for i, part in enumerate([kernel_, *parts]):
-            builder.store(part, cgutils.gep_inbounds(builder, place, 0, i))
-        here = builder.ptrtoint(place, integer)
-        with builder.if_else(builder.icmp_signed("==", n_tasks_, integer(1))) as (alone, together):
-            with alone:
-                builder.call(task, [here, integer(0), n_tasks_])
-            with together:
-                run = builder.inttoptr(runner_, three.as_pointer())
-                builder.call(run, [builder.ptrtoint(task, integer), here, n_tasks_])
-        return context.get_dummy_value()
-
-    return types.void(runner, kernel, n_tasks, arguments), generate
-
-
 _runners: dict[bool, int] = {}
-_entries: dict[tuple, numba.core.dispatcher.Dispatcher] = {}
+_entries: dict[tuple, types_.BuiltinFunctionType] = {}
 
 
 def _runner() -> int:
@@ -333,19 +288,13 @@ def _runner() -> int:
     return _runners[_serial]
 
 
-def _entry(argument_types: tuple):
-    """What Python calls to launch any kernel with arguments of these types, and of no others."""
-    if argument_types not in _entries:
-
-        def entry(runner, kernel, n_tasks, *arguments):
-            _launch(runner, kernel, n_tasks, arguments)
-
-        made = numba.njit(no_cfunc_wrapper=True, **OPTIONS)(entry)
-        made._cache = _Cache("entry", entry.__code__)
-        made.compile((types.intp,) * 3 + (types.BaseTuple.from_types(argument_types),))
-        made.disable_compile()
-        _entries[argument_types] = made
-    return _entries[argument_types]
+def _entry(kinds: tuple):
+    """What Python calls to launch any kernel with arguments of these kinds, and of no others."""
+    if kinds not in _entries:
+        _entries[kinds] = make_entry(
+            kinds, lambda function, signature: _compile(function, f"entry.{_digest(kinds)}", signature)
+        )
+    return _entries[kinds]
 
 
 class Kernel:
@@ -358,29 +307,23 @@ class Kernel:
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        self.compiled: dict[tuple, tuple] = {}
-        self.recent: dict[tuple, tuple] = {}  # the same by a key that is quicker to make
+        self.compiled: dict[tuple, tuple] = {}  # for each list of kinds of arguments, what launches it, and its address
 
     def __call__(self, n_tasks: int, *arguments) -> None:
-        short = (getattr(arguments[0], "dtype", None), *map(type, arguments))
+        runner = _runners.get(_serial) or _runner()
+        for launch, code in self.compiled.values():
+            if launch(runner, code, n_tasks, *arguments):
+                return
+        arguments = [plain(a) for a in arguments]
+        kinds = tuple([kind_of(a) for a in arguments])
         with lock:
-            found = self.recent.get(short)
-            if found is not None:
-                try:
-                    found[0](_runners.get(_serial) or _runner(), found[1], n_tasks, *arguments)
-                    return
-                except TypeError:  # an array behind the first one has another dtype than before
-                    pass
-            key = (*map(type, arguments), *[a.dtype for a in arguments if type(a) is np.ndarray])
-            found = self.compiled.get(key)
-            if found is None:
-                argument_types = tuple(numba.typeof(a) for a in arguments)
-                signature = ((types.intp, types.intp, *argument_types), types.void)
-                address = _compile(self.__wrapped__, _name(self.__wrapped__), signature)
-                found = self.compiled[key] = _entry(argument_types), address
-            self.recent[short] = found
-            entry, address = found
-            entry(_runners.get(_serial) or _runner(), address, n_tasks, *arguments)
+            if kinds not in self.compiled:
+                signature = ((types.intp, types.intp, *kinds), types.void)
+                code = _compile(self.__wrapped__, _name(self.__wrapped__), signature)
+                self.compiled = {**self.compiled, kinds: (_entry(kinds), code)}
+        launch, code = self.compiled[kinds]
+        if not launch(runner, code, n_tasks, *arguments):
+            raise AssertionError(f"{self.__name__}: the arguments are not what they were found to be")
 
 
 def kernel(function):
