@@ -8,7 +8,6 @@ differs the function says so (it returns False) before anything is run. It holds
 from __future__ import annotations
 
 import ctypes
-import sys
 
 import llvmlite.ir as ir
 import numpy as np
@@ -27,7 +26,7 @@ _METH_FASTCALL = 0x80
 
 def _check_layout() -> None:
     """Raise AssertionError where numpy's arrays or Python's objects have another layout than they had so far."""
-    probe = np.empty((3, 5), np.float32)[1:]
+    probe, numbers = np.empty((3, 5), np.float32)[1:], (1e-3, np.uint64(2**64 - 3), np.float32(0.1))
 
     def word(at, kind=ctypes.c_size_t):
         return kind.from_address(id(probe) + at).value
@@ -42,7 +41,9 @@ def _check_layout() -> None:
         and ctypes.c_char.from_address(id(probe.dtype) + _ORDER).value == b"="
         and word(_FLAGS, ctypes.c_int) == probe.flags.num
         and word(_HEAD - _WORD) == id(np.ndarray)
-        and ctypes.c_double.from_address(id(float(sys.maxsize)) + _HEAD).value == float(sys.maxsize)
+        and ctypes.c_double.from_address(id(numbers[0]) + _HEAD).value == numbers[0]
+        and ctypes.c_uint64.from_address(id(numbers[1]) + _HEAD).value == numbers[1]
+        and ctypes.c_float.from_address(id(numbers[2]) + _HEAD).value == numbers[2]
     )
     assert right, "numpy's arrays have another layout than they had up to version 2"
 
@@ -51,19 +52,23 @@ _check_layout()
 
 
 def kind_of(argument) -> types.Type:
-    """The numba type of an argument as kernels take them: a C-contiguous writable array, an int, float or bool."""
+    """The numba type of an argument as kernels take them: a C-contiguous writable array, or a number."""
     if type(argument) is np.ndarray:
         if not argument.flags.carray:
             raise TypeError("a kernel takes C-contiguous, aligned, writable arrays; give it contiguous(a)")
         return types.Array(from_dtype(argument.dtype), argument.ndim, "C")
-    return {bool: types.boolean, int: types.intp, float: types.float64}[type(argument)]
+    return from_dtype(argument.dtype) if isinstance(argument, np.generic) else _PYTHONS[type(argument)]
+
+
+_PYTHONS = {bool: types.boolean, int: types.intp, float: types.float64}
 
 
 def plain(argument):
-    """The argument as an exact ndarray of numpy's own dtype object, or as a Python number."""
+    """The argument as an exact ndarray of one of numba's dtypes, or as Python's number where Python has its kind."""
     if isinstance(argument, np.ndarray):
         return np.asarray(argument).view(as_dtype(from_dtype(argument.dtype)))
-    return argument.item() if isinstance(argument, np.generic) else argument
+    is_numpys = isinstance(argument, np.generic) and from_dtype(argument.dtype) in _PYTHONS.values()
+    return argument.item() if is_numpys else argument
 
 
 def _table(kinds) -> np.ndarray:
@@ -74,7 +79,8 @@ def _table(kinds) -> np.ndarray:
             dtype = as_dtype(kind.dtype)
             rows.append([id(np.ndarray), id(dtype.type), ord(dtype.byteorder), 0])
         else:
-            rows.append([id({types.boolean: bool, types.intp: int, types.float64: float}[kind]), 0, 0, 0])
+            python = [python for python, numbas in _PYTHONS.items() if numbas == kind]
+            rows.append([id(python[0] if python else as_dtype(kind).type), 0, 0, 0])
     return np.array(rows, np.intp)
 
 
@@ -131,8 +137,10 @@ def _enter(kinds):
                             parts.append(load(value, _HEAD, ir.DoubleType()))
                         elif kind == types.boolean:
                             parts.append(builder.icmp_signed("==", value, load(known)))
-                        else:
+                        elif kind == types.intp:
                             parts.append(builder.call(as_int, [value]))
+                        else:  # a number of numpy's, which lies where a float's does
+                            parts.append(load(value, _HEAD, context.get_value_type(kind)))
                     _start(builder, runner, kernel, n_tasks, parts)
                     builder.store(load(known), outcome)  # True
             answer = builder.load(outcome)

@@ -230,18 +230,10 @@ def _norm_forward(x, weight, bias, center, eps):
     weight = np.ones(n, x.dtype) if weight is None else contiguous(weight)
     bias = np.zeros(n, x.dtype) if bias is None else contiguous(bias)
     y = np.empty(shape, rows.dtype)
-    mean, rstd = np.zeros((2, *shape[:-1]), x.dtype)
-    _norm(
-        tasks(rows.size * 2),
-        rows,
-        weight,
-        bias,
-        center,
-        float(eps),
-        y.reshape(rows.shape),
-        mean.reshape(-1),
-        rstd.reshape(-1),
-    )
+    both = np.zeros((2, *shape[:-1]), x.dtype)
+    mean, rstd = both[0, ...], both[1, ...]
+    to = y.reshape(rows.shape)
+    _norm(tasks(rows.size * 2), rows, weight, bias, center, float(eps), to, mean.reshape(-1), rstd.reshape(-1))
     return y, mean if center else None, rstd
 
 
