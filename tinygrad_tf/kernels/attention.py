@@ -134,15 +134,16 @@ def attention(
     """
     batch, heads, length_q, dk = q.shape
     kv_heads, length_k, dv = v.shape[1:]
-    out = np.empty((batch, length_q, heads, dv), q.dtype.newbyteorder("="))
-    lse = np.empty((batch, heads, length_q), out.dtype)
+    dtype = q.dtype if q.dtype.isnative else q.dtype.newbyteorder("=")  # numpy's own object where it can be
+    out = np.empty((batch, length_q, heads, dv), dtype)
+    lse = np.empty((batch, heads, length_q), dtype)
     view = out.transpose(0, 2, 1, 3)
     if out.size == 0 or length_k == 0:
         out.fill(0)
         lse.fill(-np.inf)
         return view, lse
     (q_, q_steps), (k_, k_steps), (v_, v_steps) = _flat(q), _flat(k), _flat(v)
-    mask_bytes, mask_values, mask_steps = _mask(mask, out.dtype)
+    mask_bytes, mask_values, mask_steps = _mask(mask, dtype)
     out_steps = length_q * heads * dv, dv, heads * dv
     geometry = _geometry(
         (batch, heads, kv_heads, length_q, length_k, dk, dv),
@@ -165,7 +166,7 @@ def attention(
         lse.reshape(-1),
         mask_bytes,
         mask_values,
-        _slopes(slopes, out.dtype),
+        _slopes(slopes, dtype),
         geometry,
         _reals(scale, dropout_p),
         units,

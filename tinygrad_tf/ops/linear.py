@@ -16,7 +16,7 @@ from .products import matmul
 def _product(a: Any, b: Any, shape: tuple[int, ...], bias: Any = None) -> Any:
     """a b (+ bias) for matrices a and b, as a new array of this shape."""
     if config.matmul == "numba":
-        out = np.empty(shape, a.dtype.newbyteorder("="))
+        out = np.empty(shape, a.dtype if a.dtype.isnative else a.dtype.newbyteorder("="))
         kernels.gemm.multiply(a, b, out.reshape(len(a), b.shape[1]), False, bias)
         return out
     out = a @ b

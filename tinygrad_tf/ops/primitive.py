@@ -195,11 +195,14 @@ class Primitive(_Callable):
                 break
         if first is None:
             return self.function(*values)
-        if self.promote:
-            self._promote(values, first)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
-        if self.promote and arrays[self.positions[0]].dtype is not arrays[self.positions[1]].dtype:
-            self._match(arrays)
+        if self.promote:
+            i, j = self.positions
+            if values[i] is arrays[i] or values[j] is arrays[j]:  # one of them is no Tensor
+                self._promote(values, first)
+                arrays[i], arrays[j] = graph._raw(values[i]), graph._raw(values[j])
+            if arrays[i].dtype is not arrays[j].dtype:
+                self._match(arrays)
         if self.variadic:
             arrays[0] = [m._data if isinstance(m, TensorBase) else operand(m, first, self.name) for m in members]
         profile = modes._profile.get()
@@ -215,7 +218,7 @@ class Primitive(_Callable):
         ):
             out = outs[0] = out.astype(_FLOAT32)  # numpy's answer to integers; ours is float32
         node = None
-        if out.dtype.kind == "f" and self.inputs and modes._grad_enabled.get():
+        if modes._grad_enabled.get() and self.inputs and out.dtype.kind == "f":
             candidates = members if self.variadic else [values[p] for p in self.positions]
             inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in candidates]
             if any([t is not None for t in inputs]):
