@@ -215,7 +215,9 @@ def finish(
     op: Op, node: Node | None, args: Sequence[Any], outputs: Sequence[Array], storage: Storage | None = None
 ) -> list[Any]:
     """Wrap an operation's results as Tensors (views: of this storage), and show them to whoever is watching."""
-    results = [_wrap(data, False, storage) for data in outputs]
+    results = []
+    for data in outputs:
+        results.append(_wrap(data, False, storage))
     if node is not None:
         for index, tensor in enumerate(results):
             if tensor._data.dtype.kind == "f":

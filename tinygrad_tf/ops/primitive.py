@@ -364,8 +364,12 @@ class Fused(_Callable):
             node.static = [Saved(v) if isinstance(v, TensorBase) else v for v in [values[i] for i in self.constants]]
             if profile is not None:
                 profile.recorded(node)
-        elif not any([isinstance(v, TensorBase) for v in values]):
-            return out
+        else:
+            for v in values:
+                if isinstance(v, TensorBase):
+                    break
+            else:
+                return out
         result = graph.finish(self, node, values, [out])[0]
         if node is not None and "out" in kept:
             kept["out"].watch(result)
