@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 import tinygrad_tf as tg
+from tinygrad_tf.ops.embedding import all_below
 
 from ..modes import check, converted
 from ..nn.attention import KVCache
@@ -49,6 +50,19 @@ def _check_choice(temperature: float, top_k: int | None, top_p: float | None) ->
         raise ValueError(f"top_p must be in [0, 1] or None, got {top_p}")
 
 
+def _scores(logits: Any) -> NDArray[Any]:
+    """The logits as an array (V,) or (B, V) of which every row has a token that may come, and no NaN."""
+    scores = logits._data if isinstance(logits, tg.Tensor) else np.asarray(logits, dtype=np.float64)
+    if scores.ndim not in (1, 2) or scores.shape[-1] == 0:
+        raise ValueError(f"logits must be (V,) or (B, V) with V at least 1, got shape {scores.shape}")
+    for peak in np.atleast_1d(scores.max(-1)).tolist():  # NaN if there is one
+        if peak != peak:
+            raise ValueError("logits hold NaN: the model's weights or its input are broken")
+        if peak == -math.inf:
+            raise ValueError("logits are all -inf: no token may come next")
+    return scores
+
+
 def next_probabilities(
     logits: Any, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Probabilities:
@@ -74,14 +88,8 @@ def next_probabilities(
     array([0.   , 0.549, 0.451])
     """
     _check_choice(temperature, top_k, top_p)
-    scores = np.array(logits._data if isinstance(logits, tg.Tensor) else logits, dtype=np.float64)
-    if scores.ndim not in (1, 2) or scores.shape[-1] == 0:
-        raise ValueError(f"logits must be (V,) or (B, V) with V at least 1, got shape {scores.shape}")
-    if np.isnan(scores).any():
-        raise ValueError("logits hold NaN: the model's weights or its input are broken")
-    peak = scores.max(-1, keepdims=True) if scores.size else scores
-    if (peak == -np.inf).any():
-        raise ValueError("logits are all -inf: no token may come next")
+    scores = _scores(logits).astype(np.float64)
+    peak = scores.max(-1, keepdims=True)
     if temperature < GREEDY_BELOW:
         probabilities = np.zeros_like(scores)
         np.put_along_axis(probabilities, scores.argmax(-1, keepdims=True), 1.0, -1)
@@ -124,9 +132,10 @@ def sample_next(
     >>> int(models.sample_next([1.0, 3.0, 2.0], temperature=0))
     1
     """
-    probabilities = next_probabilities(logits, temperature, top_k, top_p)
     if temperature < GREEDY_BELOW:
-        return np.asarray(probabilities.argmax(-1), dtype=np.int64)
+        _check_choice(temperature, top_k, top_p)
+        return np.asarray(_scores(logits).argmax(-1), dtype=np.int64)
+    probabilities = next_probabilities(logits, temperature, top_k, top_p)
     rng = _generator(None) if rng is None else rng
     rows = np.atleast_2d(probabilities)
     totals = np.cumsum(rows, -1)
@@ -173,19 +182,18 @@ def as_ids(ids: Any, limit: int, name: str) -> Ids:
 
 
 def _below(ids: NDArray[Any], limit: int, name: str) -> None:
-    if ids.size and (ids.min() < 0 or ids.max() >= limit):
+    if not all_below(ids, limit):
         wrong = ids[(ids < 0) | (ids >= limit)].flat[0]
         raise IndexError(f"{name}: id {wrong} is out of range, ids must be at least 0 and below {limit}")
 
 
 def _next_logits(model: Any, context: Ids, cache: KVCache | None) -> NDArray[Any]:
-    """Logits (B, V) after context (B, T), of which the cache may hold the beginning; in evaluation mode, unrecorded."""
-    with eval_mode(model), tg.no_grad():
-        if cache is not None and context.shape[1] <= model.block_size:
-            logits = model.next_logits(context[:, cache.length :], cache)
-        else:
-            # the window has moved: every position in it is another one, so it is read again
-            logits = model.next_logits(context[:, -model.block_size :])
+    """Logits (B, V) after context (B, T), of which the cache may hold the beginning."""
+    if cache is not None and context.shape[1] <= model.block_size:
+        logits = model.next_logits(context[:, cache.length :], cache)
+    else:
+        # the window has moved: every position in it is another one, so it is read again
+        logits = model.next_logits(context[:, -model.block_size :])
     return logits._data  # type: ignore[no-any-return]
 
 
@@ -205,6 +213,31 @@ def generate_stream(
     Arguments are checked when it is called. Between two tokens the model is in the mode its user left it in, and
     gradients are recorded as the user set it.
     """
+    steps = _steps(model, *_checked(model, ids, max_new_tokens, temperature, top_k, top_p, seed, eos), use_cache)
+    return _in_turns(model, steps)
+
+
+def _in_turns(model: LanguageModel, steps: Iterator[Ids]) -> Iterator[Ids]:
+    """The steps, with the model in evaluation mode and nothing recorded during each, and as it was between them."""
+    while True:
+        with eval_mode(model), tg.no_grad():  # type: ignore[arg-type]
+            new = next(steps, None)
+        if new is None:
+            return
+        yield new
+
+
+def _checked(
+    model: LanguageModel,
+    ids: Any,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+    eos: int | None,
+) -> tuple[Ids, int, tuple[float, int | None, float | None], np.random.Generator, int | None]:
+    """What `_steps` needs of these arguments of `generate`; raises if there is something wrong with them."""
     _check_choice(temperature, top_k, top_p)
     if isinstance(max_new_tokens, bool) or int(max_new_tokens) != max_new_tokens or max_new_tokens < 0:
         raise ValueError(f"generate: max_new_tokens must be an integer of at least 0, got {max_new_tokens}")
@@ -214,7 +247,7 @@ def generate_stream(
     if prompt.ndim != 2 or prompt.shape[1] == 0:
         raise ValueError(f"generate: ids must be (T,) or (B, T) with T at least 1, got shape {prompt.shape}")
     rng = _generator(seed) if temperature >= GREEDY_BELOW else np.random.default_rng(0)
-    return _steps(model, prompt, int(max_new_tokens), (temperature, top_k, top_p), rng, eos, use_cache)
+    return prompt, int(max_new_tokens), (temperature, top_k, top_p), rng, eos
 
 
 def _steps(
@@ -278,8 +311,8 @@ def generate(
     >>> models.generate(gpt, [1, 2, 3], 5, seed=0).shape
     (8,)
     """
-    steps = generate_stream(model, ids, max_new_tokens, temperature, top_k, top_p, seed, eos, use_cache)
-    prompt = as_ids(ids, model.vocab_size, "generate")
-    new: Sequence[Ids] = list(steps)
-    whole = np.concatenate([np.atleast_2d(prompt), *(n[:, None] for n in new)], axis=1)
-    return tg.tensor(whole if prompt.ndim == 2 else whole[0])
+    checked = _checked(model, ids, max_new_tokens, temperature, top_k, top_p, seed, eos)
+    with eval_mode(model), tg.no_grad():  # type: ignore[arg-type]
+        new = list(_steps(model, *checked, use_cache))
+    whole = np.concatenate([checked[0], *(n[:, None] for n in new)], axis=1)
+    return tg.tensor(whole if np.ndim(getattr(ids, "_data", ids)) == 2 else whole[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tinygrad_tf as tg
+from tinygrad_tf.ops.activation import gelu
 
 from . import functional as F
 from .module import Module
@@ -20,7 +21,7 @@ def _identity(x: tg.Tensor) -> tg.Tensor:
 
 #: Element-wise activations by name.
 ACTIVATIONS: dict[str, Callable[[tg.Tensor], tg.Tensor]] = {
-    "gelu": F.gelu,
+    "gelu": gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": F.relu,
     "silu": F.silu,

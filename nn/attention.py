@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import tinygrad_tf as tg
+from tinygrad_tf.ops.attention import _attention
 
 from . import functional as F
 from . import init
@@ -148,7 +149,7 @@ class MultiHeadAttention(Module):
             return self._attend(query, key, value, mask, self._layer(cache), need_weights)
 
     def _check(self, query: tg.Tensor, key: tg.Tensor, value: tg.Tensor) -> None:
-        for name, x in (("query", query), ("key", key), ("value", value)):
+        for name, x in (("query", query), ("key", key), ("value", value))[: 1 if key is query is value else 3]:
             if len(x.shape) != 3 or x.shape[2] != self.d_model or x.shape[0] != query.shape[0]:
                 raise ValueError(
                     f"MultiHeadAttention({self.extra_repr()}): {name} must be (B, T, {self.d_model}), one B for all, "
@@ -172,7 +173,7 @@ class MultiHeadAttention(Module):
         """q, k, v, each (B, heads, T, width), strided views: parts of one product as far as the inputs are one."""
         inputs, heads = [query, key, value], [self.n_heads, self.n_kv_heads, self.n_kv_heads]
         if key is query and value is query and self.d_k == self.d_v:
-            return list(F.split_heads(self.in_proj(query), heads))
+            return F.split_heads(self.in_proj(query), heads)  # type: ignore[no-any-return]
         parts: list[tg.Tensor] = []
         first = 0
         while first < 3:
@@ -211,17 +212,11 @@ class MultiHeadAttention(Module):
             weights = F.attention_weights(q, k, 1.0 / math.sqrt(self.d_k), self.causal, mask, slopes)  # (B, H, Tq, Tk)
             dropped = F.dropout(weights, dropout, True) if dropout else weights
             y = dropped @ self._repeat(v)
+        elif mask is None and not dropout:  # what scaled_dot_product_attention would check is so
+            y = _attention(q, k, v, 1.0 / math.sqrt(self.d_k), self.causal, None, slopes, 0.0, None)
         else:
-            y = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask,
-                dropout_p=dropout,
-                is_causal=self.causal,
-                enable_gqa=self.n_kv_heads != self.n_heads,
-                alibi_slopes=slopes,
-            )
+            grouped = self.n_kv_heads != self.n_heads
+            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, self.causal, None, grouped, slopes)
         y = self.out_proj(F.merge_heads(y))
         return (y, weights) if need_weights else y
 

@@ -26,17 +26,18 @@ class LayerCache:
             ValueError: there is no room for them, or they do not fit the batch, heads or dtype of those before.
         """
         not_captured("keys and values are cached")
-        end = self.length + k.shape[2]
+        new_keys, new_values, first = k._data, v._data, self.length
+        end = first + new_keys.shape[2]
         if end > self.max_len:
             raise ValueError(
-                f"KVCache({self.max_len}): holds {self.length} positions, there is no room for {k.shape[2]} more"
+                f"KVCache({self.max_len}): holds {first} positions, there is no room for {new_keys.shape[2]} more"
             )
-        self._keys = self._room(self._keys, k._data, end)
-        self._values = self._room(self._values, v._data, end)
-        self._keys[:, :, self.length : end] = k._data
-        self._values[:, :, self.length : end] = v._data
+        keys = self._keys = self._room(self._keys, new_keys, end)
+        values = self._values = self._room(self._values, new_values, end)
+        keys[:, :, first:end] = new_keys
+        values[:, :, first:end] = new_values
         self.length = end
-        return tg.Tensor(self._keys[:, :, :end]), tg.Tensor(self._values[:, :, :end])
+        return tg.Tensor(keys[:, :, :end]), tg.Tensor(values[:, :, :end])
 
     def _room(self, buffer: Array | None, new: Array, end: int) -> Array:
         """A buffer with room for `end` rows: zero-filled, so that no stray NaN stands behind the valid rows."""
@@ -88,7 +89,7 @@ class KVCache:
     @property
     def length(self) -> int:
         """How many positions every layer holds."""
-        return min(layer.length for layer in self.layers)
+        return min([layer.length for layer in self.layers])
 
     def __getitem__(self, index: int) -> LayerCache:
         return self.layers[index]

@@ -52,4 +52,4 @@ class Embedding(Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
     def forward(self, ids: Any) -> tg.Tensor:
-        return F.embedding(ids, self.weight, padding_idx=self.padding_idx)
+        return F.embedding(ids, self.weight, self.padding_idx)

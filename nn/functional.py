@@ -69,20 +69,21 @@ from tinygrad_tf.ops.scatter import one_hot
 from tinygrad_tf.tensor import _in_place_operator
 
 
-def _last_axes(name: str, x: Any, normalized_shape: Any, **parameters: Any) -> tuple[Any, list[Any], Any]:
-    """x and the parameters with the normalized axes made one, and the shape to go back to."""
+def _last_axes(name: str, x: Any, normalized_shape: Any, weight: Any, bias: Any) -> tuple[Any, Any, Any]:
+    """x, weight and bias with the normalized axes made one."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     n = len(shape)
     if n == 0 or x.shape[-n:] != shape:
         what = f"the last axis of x must be {shape[0]}" if n == 1 else f"the last axes of x must be {shape}"
         raise ValueError(f"{name}({shape[0] if n == 1 else shape}): {what}, got x of shape {x.shape}")
-    for label, p in parameters.items():
-        if p is not None and p.shape != shape:
-            raise ValueError(f"{name}: {label} must have shape {shape}, got {p.shape}")
+    if weight is not None and weight.shape != shape:
+        raise ValueError(f"{name}: weight must have shape {shape}, got {weight.shape}")
+    if bias is not None and bias.shape != shape:
+        raise ValueError(f"{name}: bias must have shape {shape}, got {bias.shape}")
     if n == 1:
-        return x, list(parameters.values()), x.shape
-    flat = [None if p is None else p.reshape(-1) for p in parameters.values()]
-    return x.reshape((*x.shape[:-n], -1)), flat, x.shape
+        return x, weight, bias
+    weight, bias = (None if p is None else p.reshape(-1) for p in (weight, bias))
+    return x.reshape((*x.shape[:-n], -1)), weight, bias
 
 
 def layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
@@ -90,9 +91,9 @@ def layer_norm(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = No
 
     Source: Ba, Kiros and Hinton 2016, Layer Normalization, section 3.1.
     """
-    rows, (weight, bias), shape = _last_axes("LayerNorm", x, normalized_shape, weight=weight, bias=bias)
+    rows, weight, bias = _last_axes("LayerNorm", x, normalized_shape, weight, bias)
     y = _layer_norm(rows, weight, bias, eps)
-    return y if rows is x else y.reshape(shape)
+    return y if rows is x else y.reshape(x.shape)
 
 
 def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float = 1e-6) -> Any:
@@ -100,9 +101,9 @@ def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float = 1e-
 
     Source: Zhang and Sennrich 2019, Root Mean Square Layer Normalization, equation 4.
     """
-    rows, (weight,), shape = _last_axes("RMSNorm", x, normalized_shape, weight=weight)
+    rows, weight, _ = _last_axes("RMSNorm", x, normalized_shape, weight, None)
     y = _rms_norm(rows, weight, eps)
-    return y if rows is x else y.reshape(shape)
+    return y if rows is x else y.reshape(x.shape)
 
 
 def _in_place_too(function: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import tinygrad_tf as tg
+from tinygrad_tf.ops.normalization import layer_norm, rms_norm
 
 from ..modes import not_captured
 from . import functional as F
@@ -62,8 +63,11 @@ class LayerNorm(Module):
         return ", ".join(map(str, self.normalized_shape))
 
     def forward(self, x: tg.Tensor) -> tg.Tensor:
-        _check_axes(self, x, self.normalized_shape)
-        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        shape, weight, bias = self.normalized_shape, self.weight, self.bias
+        _check_axes(self, x, shape)
+        if len(shape) == 1 and (weight is None or weight.shape == shape) and (bias is None or bias.shape == shape):
+            return layer_norm(x, weight, bias, self.eps)  # type: ignore[no-any-return]
+        return F.layer_norm(x, shape, weight, bias, self.eps)
 
 
 class RMSNorm(Module):
@@ -98,8 +102,11 @@ class RMSNorm(Module):
         return ", ".join(map(str, self.normalized_shape))
 
     def forward(self, x: tg.Tensor) -> tg.Tensor:
-        _check_axes(self, x, self.normalized_shape)
-        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        shape, weight = self.normalized_shape, self.weight
+        _check_axes(self, x, shape)
+        if len(shape) == 1 and (weight is None or weight.shape == shape):
+            return rms_norm(x, weight, self.eps)  # type: ignore[no-any-return]
+        return F.rms_norm(x, shape, weight, self.eps)
 
 
 class BatchNorm1d(Module):

@@ -47,12 +47,13 @@ class Residual(Module):
         return repr(self.placement)
 
     def forward(self, x: tg.Tensor, *args: Any, **kwargs: Any) -> Any:
-        inner = x if self.norm is None or self.placement == "post" else self.norm(x)
+        norm, dropout = self.norm, self.dropout
+        inner = x if norm is None or self.placement == "post" else norm(x)
         result = self.f(inner, *args, **kwargs)
         branch, rest = (result[0], tuple(result[1:])) if isinstance(result, tuple) else (result, ())
         if branch.shape != x.shape:
             raise ValueError(f"Residual: f must keep the shape of x, {x.shape}, got {branch.shape}")
-        y = x + (branch if self.dropout is None else self.dropout(branch))
-        if self.norm is not None and self.placement == "post":
-            y = self.norm(y)
+        y = x + (branch if dropout is None else dropout(branch))
+        if norm is not None and self.placement == "post":
+            y = norm(y)
         return (y, *rest) if rest else y

@@ -58,8 +58,11 @@ class TensorBase:
         self.grad: Any = None
         self._node: Node | None = None
         self._index = 0
-        self._storage = Storage() if storage is None else storage
-        self._version = self._storage.version
+        if storage is None:
+            storage = Storage.__new__(Storage)
+            storage.version, storage.in_graph = 0, False
+        self._storage = storage
+        self._version = storage.version
         self._hooks: dict[int, Callable[[Any], Any]] | None = None
 
     def _bump(self) -> None:
@@ -227,11 +230,12 @@ def finish(
 ) -> list[Any]:
     """Wrap an operation's results as Tensors (views: of this storage), and show them to whoever is watching."""
     results = []
-    for index, data in enumerate(outputs):
-        tensor = _wrap(data, False, storage)
-        if node is not None and data.dtype.kind == "f":
-            tensor._requires_grad, tensor._node, tensor._index = True, node, index
-        results.append(tensor)
+    for data in outputs:
+        results.append(_wrap(data, False, storage))
+    if node is not None:
+        for index, tensor in enumerate(results):
+            if tensor._data.dtype.kind == "f":
+                tensor._requires_grad, tensor._node, tensor._index = True, node, index
     if _anomaly.get():
         check_finite(op.name, outputs, args, user_line(), "the forward")
     records = _records.get()

@@ -10,7 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import activation, attention, embedding, gemm, loss, normalization, optimizer, random, rotary, runtime
+    from . import (
+        activation,
+        attention,
+        embedding,
+        few_rows,
+        gemm,
+        loss,
+        normalization,
+        optimizer,
+        random,
+        rotary,
+        runtime,
+    )
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +32,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "activation", "attention", "elementwise", "embedding", "gemm", "loss", "normalization", "optimizer", "random", "rotary",
-    "runtime",
+    "activation", "attention", "elementwise", "embedding", "few_rows", "gemm", "loss", "normalization", "optimizer", "random",
+    "rotary", "runtime",
 ]  # fmt: skip

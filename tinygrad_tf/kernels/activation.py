@@ -62,9 +62,9 @@ def _activation_backward(t, n_tasks, g, x, kind, dx):
 
 def _forward(x, kind):
     flat = contiguous(x).reshape(-1)
-    y = empty(flat.shape, flat.dtype)
-    _activation(tasks(flat.size * 4), flat, kind, y)
-    return y.reshape(x.shape)
+    y = empty(x.shape, flat.dtype)
+    _activation(tasks(flat.size * 4), flat, kind, y.reshape(-1))
+    return y
 
 
 def _backward(g, x, kind):

@@ -34,24 +34,34 @@ def _dropout_rows(t, n_tasks, keep_mask, geometry, draw, p):
 # -- from ndarrays to the kernels' flat arguments ----------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=4096)
+def _steps(strides: tuple[int, ...], size: int) -> tuple[int, ...] | None:
+    """The element strides of B, H, T; None if the kernels cannot walk by them."""
+    return None if any([s < 0 or s % size for s in strides[:3]]) else tuple([s // size for s in strides[:3]])
+
+
 def _flat(x: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     """x (B, H, T, d) as a flat array over its memory and the element strides of B, H, T; copied only if it must be."""
-    size = x.itemsize
+    size, strides, dtype = x.itemsize, x.strides, x.dtype
     flags = x.flags
-    steps = tuple([s // size for s in x.strides[:3]])
-    if flags.carray and x.dtype.isnative:
-        return x.reshape(-1), steps
-    usable = flags.behaved and x.dtype.isnative and (x.shape[3] == 1 or x.strides[3] == size)
-    owner = x.base
-    usable = usable and isinstance(owner, np.ndarray) and owner.flags.carray and owner.dtype == x.dtype
-    if not usable or any([s < 0 or s % size for s in x.strides[:3]]):
-        x = copied(x, native(x.dtype))
-        return x.reshape(-1), tuple([s // size for s in x.strides[:3]])
-    first = (address(x) - address(owner)) // size
-    return owner.reshape(-1)[first:], steps
+    steps = _steps(strides, size)
+    if dtype.isnative and steps is not None:
+        if flags.carray:
+            return x.reshape(-1), steps
+        owner = x.base
+        if (
+            flags.behaved
+            and (strides[3] == size or x.shape[3] == 1)
+            and type(owner) is np.ndarray
+            and owner.dtype == dtype
+            and owner.flags.carray
+        ):
+            return owner.reshape(-1)[(address(x) - address(owner)) // size :], steps
+    x = copied(x, native(dtype))
+    return x.reshape(-1), tuple([s // size for s in x.strides[:3]])
 
 
-NO_DRAW = np.zeros(2, np.uint64)
+_NO_DRAW = np.zeros(2, np.uint64)
 _NOTHING = {np.dtype(kind): np.zeros(1, kind) for kind in (np.uint8, np.float32, np.float64)}
 
 
@@ -83,6 +93,11 @@ def _geometry(
     return geometry
 
 
+@functools.lru_cache(maxsize=256)
+def _reals(scale: float, dropout_p: float) -> np.ndarray:
+    return np.array([scale, dropout_p])
+
+
 def _slopes(slopes: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
     return _NOTHING[dtype] if slopes is None else contiguous(slopes, dtype)
 
@@ -91,13 +106,12 @@ def attention(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    *,
     scale: float,
     causal: bool,
     mask: np.ndarray | None = None,
     slopes: np.ndarray | None = None,
     dropout_p: float = 0.0,
-    draw: np.ndarray = NO_DRAW,
+    draw: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """out = dropout(softmax(scale q kᵀ + mask - slopes |i + Tk - Tq - j|)) v, and the rows' log-sum-exp.
 
@@ -112,15 +126,16 @@ def attention(
     """
     batch, heads, length_q, dk = q.shape
     kv_heads, length_k, dv = v.shape[1:]
-    out = empty((batch, length_q, heads, dv), native(q.dtype))
-    lse = empty((batch, heads, length_q), out.dtype)
+    dtype = native(q.dtype)
+    out = empty((batch, length_q, heads, dv), dtype)
+    lse = empty((batch, heads, length_q), dtype)
     view = out.transpose(0, 2, 1, 3)
     if out.size == 0 or length_k == 0:
         write(np.ndarray.fill, out, 0)
         write(np.ndarray.fill, lse, -np.inf)
         return view, lse
     (q_, q_steps), (k_, k_steps), (v_, v_steps) = _flat(q), _flat(k), _flat(v)
-    mask_bytes, mask_values, mask_steps = _mask(mask, out.dtype)
+    mask_bytes, mask_values, mask_steps = _mask(mask, dtype)
     out_steps = length_q * heads * dv, dv, heads * dv
     geometry = _geometry(
         (batch, heads, kv_heads, length_q, length_k, dk, dv),
@@ -141,10 +156,10 @@ def attention(
         lse.reshape(-1),
         mask_bytes,
         mask_values,
-        _slopes(slopes, out.dtype),
+        _slopes(slopes, dtype),
         geometry,
-        np.array([scale, dropout_p]),
-        draw,
+        _reals(scale, dropout_p),
+        _NO_DRAW if draw is None else draw,
         units,
     )
     return view, lse
@@ -157,13 +172,12 @@ def attention_backward(
     v: np.ndarray,
     out: np.ndarray,
     lse: np.ndarray,
-    *,
     scale: float,
     causal: bool,
     mask: np.ndarray | None = None,
     slopes: np.ndarray | None = None,
     dropout_p: float = 0.0,
-    draw: np.ndarray = NO_DRAW,
+    draw: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients of `attention` for the cotangent g (B, H, Tq, dv) of out, from its results out and lse.
 
@@ -213,8 +227,8 @@ def attention_backward(
             mask_values,
             _slopes(slopes, dtype),
             geometry,
-            np.array([scale, dropout_p]),
-            draw,
+            _reals(scale, dropout_p),
+            _NO_DRAW if draw is None else draw,
             units,
         )
     return dq.transpose(0, 2, 1, 3), dk_out.transpose(0, 2, 1, 3), dv_out.transpose(0, 2, 1, 3)

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..modes import _recorder
 from . import runtime
+from .few_rows import FEW_ROWS, GRAIN, few_rows
 from .gemm_tile import (
     MR,
     SIDES,
@@ -35,14 +36,12 @@ from .gemm_tile import (
     transpose_a,
     transpose_b,
 )
-from .normalization import row_dot
-from .runtime import device, kernel, routine, share
+from .runtime import kernel, routine, share
 
 KC = 512  # terms of a block
 MC = max(1, 96 // MR) * MR  # rows of A packed at a time
 NC = 2048  # columns of B packed at a time
 TASK_GRAIN = 1 << 18  # multiply-adds worth a thread
-FEW_ROWS = 8  # up to so many rows, dot products beat tiles, if B's columns are contiguous
 PACKING = 16  # how many multiply-adds take as long as packing one number
 BY_ITEMS, BY_ROWS, BY_PANELS = range(3)  # what is shared out among the tasks
 
@@ -199,46 +198,6 @@ def _gemm(t, n_tasks, like, scratch, plan, a, a_offsets, b, b_offsets, c, c_offs
                                 tile_2(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
                             if not whole_tile:
                                 _from_corner(like, corner, c_at, c_row, tall, wide, add, bias_at, relu_here)
-
-
-@device
-def _four_dots(x0, x1, x2, x3, w):
-    """The products of four rows with w, in one pass over w."""
-    total0, total1, total2, total3 = 0.0, 0.0, 0.0, 0.0
-    zero = w.dtype.type(0)
-    for first in range(0, len(w), KC):
-        last = min(first + KC, len(w))
-        a0, a1, a2, a3, b = x0[first:last], x1[first:last], x2[first:last], x3[first:last], w[first:last]
-        s0, s1, s2, s3 = zero, zero, zero, zero
-        for k in range(len(b)):
-            s0 += a0[k] * b[k]
-            s1 += a1[k] * b[k]
-            s2 += a2[k] * b[k]
-            s3 += a3[k] * b[k]
-        total0, total1, total2, total3 = total0 + s0, total1 + s1, total2 + s2, total3 + s3
-    return total0, total1, total2, total3
-
-
-@kernel
-def _few_rows(t, n_tasks, x, w, out, bias, relu, accumulate):
-    """out = [out +] x wᵀ [+ bias] [relu] for few rows of x: nothing is packed, every row of w is read once."""
-    m = len(x)
-    sums = np.empty(m, x.dtype)
-    for j in range(*share(t, n_tasks, len(w))):
-        row = w[j]
-        for i in range(0, m - m % 4, 4):
-            sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = _four_dots(x[i], x[i + 1], x[i + 2], x[i + 3], row)
-        for i in range(m - m % 4, m):
-            sums[i] = row_dot(x[i], row)
-        for i in range(m):
-            value = sums[i]
-            if accumulate:
-                value += out[i, j]
-            if len(bias) > 0:
-                value += bias[j]
-            if relu and value < 0:
-                value = x.dtype.type(0)
-            out[i, j] = value
 
 
 @kernel
@@ -408,7 +367,7 @@ def _plan(
     if a_steps is None or b_steps is None:
         return None
     if m <= FEW_ROWS and not batch and b_strides == (size, depth * size):
-        return runtime.tasks(m * n * depth, TASK_GRAIN // 2), 0  # these wait for memory
+        return runtime.tasks(m * n * depth, GRAIN), 0
     items = math.prod(batch)
     b_row, b_column = b_steps
     nr = 2 * VECTOR_BYTES // size
@@ -470,7 +429,7 @@ def multiply(
     tasks, part, *rest = plan
     if not rest:
         given = np.empty(0, c.dtype) if bias is None else bias
-        _few_rows(tasks, runtime.contiguous(a), runtime.contiguous(b.T), c, given, relu, accumulate)
+        few_rows(tasks, runtime.contiguous(a), runtime.contiguous(b.T), c, given, relu, accumulate)
         return
     how, a_offsets, b_offsets, c_offsets = rest
     with runtime.lock:

@@ -241,16 +241,16 @@ def _over_blocks(t, n_tasks, far, dweight, dbias):
 
 
 def _norm_forward(x, weight, bias, center, eps):
-    rows = _rows(x)
-    n = rows.shape[1]
+    rows, shape = _rows(x), x.shape
+    n = shape[-1]
     weight = full(n, 1, x.dtype) if weight is None else contiguous(weight)
     bias = full(n, 0, x.dtype) if bias is None else contiguous(bias)
-    y = empty(rows.shape, rows.dtype)
-    outer = x.shape[:-1]
-    rstd = empty(math.prod(outer), x.dtype)
-    mean = empty(rstd.size, x.dtype) if center else full(1, 0, x.dtype)
-    _norm(tasks(rows.size * 2), rows, weight, bias, center, float(eps), y, mean, rstd)
-    return y.reshape(x.shape), mean.reshape(outer) if center else None, rstd.reshape(outer)
+    y = empty(shape, rows.dtype)
+    rstd = empty(shape[:-1], x.dtype)
+    mean = empty(shape[:-1], x.dtype) if center else full(1, 0, x.dtype)
+    to = y.reshape(rows.shape)
+    _norm(tasks(rows.size * 2), rows, weight, bias, center, float(eps), to, mean.reshape(-1), rstd.reshape(-1))
+    return y, mean if center else None, rstd
 
 
 def _norm_gradient(g, x, weight, center, mean, rstd, needs):

@@ -42,6 +42,7 @@ from numba.extending import intrinsic
 
 from ..modes import _recorder
 from .host import address, contiguous, copied, empty, full, get_num_threads, native, set_num_threads, tasks, write
+from .launch import NOTE_HEAD, kind_of, make_entry, note, plain
 
 __all__ = [
     "address", "cache_folder", "contiguous", "copied", "device", "empty", "full", "get_num_threads", "kernel", "lock", "native",
@@ -171,7 +172,6 @@ def _announce() -> None:
 # -- compiling ---------------------------------------------------------------------------------------------------------
 
 OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
-HEAD = 16  # bytes before the struct of a noted launch
 _compiling: list[_Cache] = []  # the caches of what is being compiled, outermost first
 
 
@@ -278,109 +278,8 @@ def _run_serially(task, slots, n_tasks):
         _call_task(task, slots, t, n_tasks)
 
 
-@intrinsic
-def _launch(typing_context, runner, kernel, n_tasks, note, arguments):
-    """Run kernel(t, n_tasks, *arguments) for every t below n_tasks: in place if there is but one, else by the runner.
-
-    The kernel's address and the arguments lie in a struct on the stack; the runner gets its address, and that of a
-    function, made here, that takes the struct apart and calls the kernel. Where `note` is an address, nothing runs: that
-    function's address and, HEAD bytes on, the struct are written there, for `replay`. Returns how many bytes that takes.
-    """
-
-    def generate(context, builder, signature, values):
-        runner_, kernel_, n_tasks_, note_, tuple_ = values
-        integer = n_tasks_.type
-        parts = [builder.extract_value(tuple_, i) for i in range(len(arguments))]
-        for i, argument in enumerate(arguments):
-            if isinstance(argument, types.Array):
-                # An array begins with what counts its references, and its owner. The caller holds it; tasks that
-                # counted would wait for one another at every slice of it.
-                for at in (0, 1):
-                    parts[i] = builder.insert_value(parts[i], parts[i].type.elements[at](None), at)
-        struct = ir.LiteralStructType([integer, *(p.type for p in parts)])
-        three = ir.FunctionType(ir.VoidType(), [integer] * 3)
-        task = ir.Function(builder.module, three, builder.module.get_unique_name("tinygrad_tf.task"))
-        task.linkage = "internal"
-        inside = ir.IRBuilder(task.append_basic_block())
-        slots, t, n = task.args
-        taken = inside.load(inside.inttoptr(slots, struct.as_pointer()))
-        address, *numbers = [inside.extract_value(taken, i) for i in range(len(parts) + 1)]
-        kind = ir.FunctionType(ir.VoidType(), [integer, integer, *(p.type for p in parts)])
-        inside.call(inside.inttoptr(address, kind.as_pointer()), [t, n, *numbers])
-        inside.ret_void()
-
-        def store(place):
-            for i, part in enumerate([kernel_, *parts]):
-                builder.store(part, cgutils.gep_inbounds(builder, place, 0, i))
-
-        here = cgutils.alloca_once(builder, struct)
-        address_of_task = builder.ptrtoint(task, integer)
-        with builder.if_else(builder.icmp_signed("==", note_, integer(0))) as (at_once, later):
-            with at_once:
-                store(here)
-                start = builder.inttoptr(runner_, three.as_pointer())
-                with builder.if_else(builder.icmp_signed("==", n_tasks_, integer(1))) as (alone, together):
-                    with alone:
-                        builder.call(task, [builder.ptrtoint(here, integer), integer(0), n_tasks_])
-                    with together:
-                        builder.call(start, [address_of_task, builder.ptrtoint(here, integer), n_tasks_])
-            with later:
-                builder.store(address_of_task, builder.inttoptr(note_, integer.as_pointer()))
-                store(builder.inttoptr(builder.add(note_, integer(HEAD)), struct.as_pointer()))
-        return integer(HEAD + context.get_abi_sizeof(struct))
-
-    return types.intp(runner, kernel, n_tasks, note, arguments), generate
-
-
-_NOTES = np.zeros(1 << 13, np.uint8)
-
-
-def _note(entry, kernel, arguments) -> np.ndarray:
-    """A launch, as `replay` wants it; the arguments' memory must stay where it is."""
-    size = entry(0, kernel, 0, address(_NOTES), *arguments)
-    return _NOTES[:size].copy()
-
-
-def _replay(runner, launches, counts):
-    for i in range(len(launches)):
-        _call_noted(runner, launches[i], counts[i])
-
-
-@intrinsic
-def _call_noted(typing_context, runner, note, n_tasks):
-    """Run what was noted at an address."""
-
-    def generate(context, builder, signature, values):
-        runner_, note_, n_tasks_ = values
-        integer = n_tasks_.type
-        three = ir.FunctionType(ir.VoidType(), [integer] * 3)
-        task = builder.load(builder.inttoptr(note_, integer.as_pointer()))
-        slots = builder.add(note_, integer(HEAD))
-        with builder.if_else(builder.icmp_signed("==", n_tasks_, integer(1))) as (alone, together):
-            with alone:
-                builder.call(builder.inttoptr(task, three.as_pointer()), [slots, integer(0), n_tasks_])
-            with together:
-                builder.call(builder.inttoptr(runner_, three.as_pointer()), [task, slots, n_tasks_])
-        return context.get_dummy_value()
-
-    return types.void(runner, note, n_tasks), generate
-
-
-def replayer(notes: list[np.ndarray], counts: list[int]):
-    """A function that runs noted launches one after the other, without Python between them."""
-    signature = (types.intp, types.Array(types.int64, 1, "C"), types.Array(types.int64, 1, "C"))
-    if signature not in _entries:
-        made = numba.njit(no_cfunc_wrapper=True, **OPTIONS)(_replay)
-        made._cache = _Cache("replay", _replay.__code__)
-        made.compile(signature)
-        made.disable_compile()
-        _entries[signature] = made
-    arguments = np.array([address(note) for note in notes], np.int64), np.array(counts, np.int64)
-    return functools.partial(_entries[signature], _runner(), *arguments)
-
-
 _runners: dict[bool, int] = {}
-_entries: dict[tuple, numba.core.dispatcher.Dispatcher] = {}
+_entries: dict[tuple, types_.BuiltinFunctionType] = {}
 
 
 def _runner() -> int:
@@ -392,19 +291,13 @@ def _runner() -> int:
     return _runners[_serial]
 
 
-def _entry(argument_types: tuple):
-    """What Python calls to launch any kernel with arguments of these types, and of no others."""
-    if argument_types not in _entries:
-
-        def entry(runner, kernel, n_tasks, note, *arguments):
-            return _launch(runner, kernel, n_tasks, note, arguments)
-
-        made = numba.njit(no_cfunc_wrapper=True, **OPTIONS)(entry)
-        made._cache = _Cache("entry", entry.__code__)
-        made.compile((types.intp,) * 4 + (types.BaseTuple.from_types(argument_types),))
-        made.disable_compile()
-        _entries[argument_types] = made
-    return _entries[argument_types]
+def _entry(kinds: tuple):
+    """What Python calls to launch any kernel with arguments of these kinds, and of no others."""
+    if kinds not in _entries:
+        _entries[kinds] = make_entry(
+            kinds, lambda function, signature: _compile(function, f"entry.{_digest(kinds)}", signature)
+        )
+    return _entries[kinds]
 
 
 class Kernel:
@@ -417,25 +310,37 @@ class Kernel:
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        self.compiled: dict[tuple, tuple] = {}
+        self.compiled: dict[tuple, tuple] = {}  # for each list of kinds of arguments, what launches it, and its address
 
     def __call__(self, n_tasks: int, *arguments) -> None:
         recorder = _recorder.get()
         if recorder is not None:
-            arguments = recorder.plain(arguments)
-        key = (*map(type, arguments), *[a.dtype for a in arguments if type(a) is np.ndarray])
+            self._record(recorder, n_tasks, arguments)
+            return
+        runner = _runners.get(_serial) or _runner()
+        for launch, code in self.compiled.values():
+            if launch(runner, code, n_tasks, *arguments):
+                return
+        launch, code, arguments = self._compiled_for(arguments)
+        if not launch(runner, code, n_tasks, *arguments):
+            raise AssertionError(f"{self.__name__}: the arguments are not what they were found to be")
+
+    def _compiled_for(self, arguments) -> tuple:
+        """What launches this kernel with such arguments, its address, and the arguments in the form that it takes."""
+        arguments = [plain(a) for a in arguments]
+        kinds = tuple([kind_of(a) for a in arguments])
         with lock:
-            found = self.compiled.get(key)
-            if found is None:
-                argument_types = tuple(numba.typeof(a) for a in arguments)
-                signature = ((types.intp, types.intp, *argument_types), types.void)
-                address = _compile(self.__wrapped__, _name(self.__wrapped__), signature)
-                found = self.compiled[key] = _entry(argument_types), address
-            entry, address = found
-            runner = _runners.get(_serial) or _runner()
-            entry(runner, address, n_tasks, 0, *arguments)
-            if recorder is not None:
-                recorder.launch(arguments, n_tasks, functools.partial(_note, entry, address))
+            if kinds not in self.compiled:
+                signature = ((types.intp, types.intp, *kinds), types.void)
+                code = _compile(self.__wrapped__, _name(self.__wrapped__), signature)
+                self.compiled = {**self.compiled, kinds: (_entry(kinds), code)}
+        return *self.compiled[kinds], arguments
+
+    def _record(self, recorder, n_tasks: int, arguments) -> None:
+        """Run, and give a capture's recorder what `replay` runs again."""
+        launch, code, arguments = self._compiled_for(recorder.plain(arguments))
+        launch(_runner(), code, n_tasks, *arguments)
+        recorder.launch(arguments, n_tasks, lambda fixed: note(launch, code, fixed))
 
 
 def kernel(function):
@@ -447,6 +352,38 @@ def kernel(function):
 def share(t, n_tasks, n):
     """The part (first, end) of n things that is task t's."""
     return t * n // n_tasks, (t + 1) * n // n_tasks
+
+
+@intrinsic
+def _call_noted(typing_context, runner, noted, n_tasks):
+    """Run the launch that `note` wrote at this address."""
+
+    def generate(context, builder, signature, values):
+        runner_, noted_, n_tasks_ = values
+        integer = n_tasks_.type
+        three = ir.FunctionType(ir.VoidType(), [integer] * 3)
+        task = builder.load(builder.inttoptr(noted_, integer.as_pointer()))
+        slots = builder.add(noted_, integer(NOTE_HEAD))
+        with builder.if_else(builder.icmp_signed("==", n_tasks_, integer(1))) as (alone, together):
+            with alone:
+                builder.call(builder.inttoptr(task, three.as_pointer()), [slots, integer(0), n_tasks_])
+            with together:
+                builder.call(builder.inttoptr(runner_, three.as_pointer()), [task, slots, n_tasks_])
+        return context.get_dummy_value()
+
+    return types.void(runner, noted, n_tasks), generate
+
+
+@kernel
+def _replay(t, n_tasks, runner, notes, counts):
+    for i in range(len(notes)):
+        _call_noted(runner, notes[i], counts[i])
+
+
+def replayer(notes: list, counts: list[int]):
+    """A function that runs noted launches, in so many tasks each, one after the other, with no Python between them."""
+    places = np.array([address(one) for one in notes], np.int64)
+    return functools.partial(_replay, 1, _runner(), places, np.array(counts, np.int64))
 
 
 def _after_fork_in_child() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,12 +20,8 @@ from .reductions import amax, sum
 from .shape import cat, expand, narrow
 
 
-def _options(scale: float, causal: bool, mask: Any, slopes: Any, dropout_p: float, draw: Any) -> dict[str, Any]:
-    return dict(scale=scale, causal=causal, mask=mask, slopes=slopes, dropout_p=dropout_p, draw=draw)
-
-
 def _forward(q: Any, k: Any, v: Any, *options: Any) -> Any:
-    out, lse = kernels.attention.attention(q, k, v, **_options(*options))
+    out, lse = kernels.attention.attention(q, k, v, *options)
     return out, (lse,)
 
 
@@ -34,8 +29,8 @@ def _backward(
     g: Any, needs: Any, out: Any, saved: Any, q: Any, k: Any, v: Any, scale: float, causal: bool, mask: Any, slopes: Any,
     dropout_p: float, draw: Any,
 ) -> Any:  # fmt: skip
-    options = _options(scale, causal, mask, slopes, dropout_p, draw)
-    return kernels.attention.attention_backward(g, q, k, v, out, saved[0], **options)
+    options = scale, causal, mask, slopes, dropout_p, draw
+    return kernels.attention.attention_backward(g, q, k, v, out, saved[0], *options)
 
 
 @fused("q", "k", "v", forward=_forward, backward=_backward)
@@ -69,15 +64,17 @@ def split_heads(x: Any, heads: Sequence[int]) -> Any:
     ((1, 2, 3, 4), (1, 1, 3, 4))
     """
     total = builtins.sum(heads)
-    if x.ndim != 3 or min(heads, default=0) < 1 or x.shape[2] % total:
+    if x.ndim != 3 or not heads or min(heads) < 1 or x.shape[2] % total:
         raise ValueError(
             f"split_heads: x must be (B, T, width) with the width a multiple of the {total} heads in {list(heads)}, "
             f"got x of shape {x.shape}"
         )
     B, T, width = x.shape
-    parts = x.reshape(B, T, total, width // total).transpose(0, 2, 1, 3)
-    ends = list(itertools.accumulate(heads))
-    return tuple([parts[:, end - n : end] for n, end in zip(heads, ends, strict=True)])
+    parts, first, groups = x.reshape(B, T, total, width // total).transpose(0, 2, 1, 3), 0, []
+    for n in heads:
+        groups.append(parts[:, first : first + n])
+        first += n
+    return tuple(groups)
 
 
 @primitive(tensors=lambda g, i, tensors_shape: split_heads(g, [s[1] for s in tensors_shape])[i])
@@ -175,28 +172,31 @@ def scaled_dot_product_attention(
 
     Source: Vaswani et al. 2017, Attention Is All You Need, equation 1; Dao et al. 2022, FlashAttention, for the tiling.
     """
-    if query.ndim < 2 or query.ndim != key.ndim or key.ndim != value.ndim:
+    of_q, of_k, of_v = query.shape, key.shape, value.shape
+    if len(of_q) < 2 or not len(of_q) == len(of_k) == len(of_v):
         raise ValueError(
             "scaled_dot_product_attention: query, key and value need the same number of axes, at least 2, got "
-            f"shapes {query.shape}, {key.shape}, {value.shape}"
+            f"shapes {of_q}, {of_k}, {of_v}"
         )
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(
             "scaled_dot_product_attention: query, key and value must share one dtype, got "
             f"{query.dtype}, {key.dtype}, {value.dtype}"
         )
-    lead = query.shape[:-2]
-    q, k, v = (_four_axes(t) for t in (query, key, value))
-    H, groups = q.shape[1], k.shape[1]
-    fits = (q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] and k.shape[1:3] == v.shape[1:3])  # fmt: skip
+    lead, q, k, v = of_q[:-2], query, key, value
+    if len(lead) != 2:
+        q, k, v = (_four_axes(t) for t in (query, key, value))
+        of_q, of_k, of_v = q.shape, k.shape, v.shape
+    (B, H, Tq, width), groups = of_q, of_k[1]
+    fits = B == of_k[0] == of_v[0] and width == of_k[3] and of_k[1:3] == of_v[1:3]
     if not fits or groups == 0 or H % groups or (groups != H and not enable_gqa):
         raise ValueError(
             "scaled_dot_product_attention: expected query (B, H, Tq, d_k), key (B, Hkv, Tk, d_k) and value "
             f"(B, Hkv, Tk, d_v) with Hkv = H{' or a divisor of it' if enable_gqa else ' (else enable_gqa=True)'}, "
             f"got shapes {query.shape}, {key.shape}, {value.shape}"
         )
-    full = (q.shape[0], H, q.shape[2], k.shape[2])
     if attn_mask is not None:
+        full = B, H, Tq, of_k[2]
         if attn_mask.dtype != np.bool_ and attn_mask.dtype.kind != "f":
             raise TypeError(
                 f"scaled_dot_product_attention: the mask must be bool or float, got dtype {attn_mask.dtype}"
@@ -212,11 +212,11 @@ def scaled_dot_product_attention(
         if len(lead) != 2 and attn_mask.ndim > 2:
             attn_mask = expand(attn_mask, (*lead, *full[2:])).reshape(full) if isinstance(attn_mask, TensorBase) else (
                 np.broadcast_to(attn_mask, (*lead, *full[2:])).reshape(full))  # fmt: skip
-    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
-    draw = rng.next_draw() if dropout_p else kernels.attention.NO_DRAW
+    scale = 1.0 / math.sqrt(width) if scale is None else float(scale)
+    draw = rng.next_draw() if dropout_p else None
     operation = _attention.definition if isinstance(attn_mask, TensorBase) and attn_mask._requires_grad else _attention
     out = operation(q, k, v, scale, bool(is_causal), attn_mask, alibi_slopes, float(dropout_p), draw)
-    return out if len(lead) == 2 else out.reshape((*lead, q.shape[2], v.shape[3]))
+    return out if len(lead) == 2 else out.reshape((*lead, Tq, of_v[3]))
 
 
 def _four_axes(x: Any) -> Any:

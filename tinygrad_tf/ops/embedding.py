@@ -38,6 +38,14 @@ def _embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
 _embedding.name = "embedding"
 
 
+def all_below(ids: Any, limit: int) -> bool:
+    """Whether every integer of this array is from 0 to limit - 1."""
+    if ids.size > 64:
+        return bool(ids.min() >= 0 and ids.max() < limit)
+    few = ids.ravel().tolist()  # quicker than two reductions
+    return not few or (min(few) >= 0 and max(few) < limit)
+
+
 def embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
     """weight[ids]: ids of any shape, weight (V, D) -> (*ids.shape, D). The row `padding_idx` gets no gradient.
 
@@ -58,6 +66,6 @@ def embedding(ids: Any, weight: Any, padding_idx: int | None = None) -> Any:
 
 
 def _check_ids(ids: Any, rows: int) -> None:
-    if ids.size and (ids.min() < 0 or ids.max() >= rows):
+    if not all_below(ids, rows):
         bad = ids.min() if ids.min() < 0 else ids.max()
         raise IndexError(f"embedding: an id must be from 0 to {rows - 1}, got {bad}")

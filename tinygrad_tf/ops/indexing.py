@@ -16,24 +16,25 @@ from .primitive import normalize_dims, primitive
 def _plain(index: Any) -> Any:
     """An index with Tensors replaced by their arrays."""
     if isinstance(index, tuple):
-        return tuple(_plain(i) for i in index)
+        return tuple([i if type(i) in _BASIC else _plain(i) for i in index])
     if isinstance(index, list):
         return [_plain(i) for i in index]
     return index._data if isinstance(index, TensorBase) else index
 
 
+_BASIC = (type(None), type(...), int, slice)
+
+
 def _is_basic(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
-    return all(
-        p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) and not isinstance(p, bool) for p in parts
-    )
+    return all([type(p) in _BASIC or isinstance(p, (int, np.integer)) and type(p) is not bool for p in parts])
 
 
 @primitive(x=lambda g, x_shape, index: _put(g, x_shape, index), view=True)
 def _getitem(x: Any, index: Any) -> Any:
     if _is_basic(index):  # the ... makes numpy give a view of no axes rather than a number
         parts = index if isinstance(index, tuple) else (index,)
-        index = parts if any(p is Ellipsis for p in parts) else (*parts, ...)
+        index = parts if any([p is Ellipsis for p in parts]) else (*parts, ...)
     try:
         return x[index]
     except IndexError as error:

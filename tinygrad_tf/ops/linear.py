@@ -23,6 +23,10 @@ def _product(a: Any, b: Any, shape: tuple[int, ...], bias: Any = None) -> Any:
 
 def _forward(x: Any, weight: Any, bias: Any) -> Any:
     # x: (..., in), weight: (out, in), bias: (out,)
+    if config.matmul == "numba":
+        y = kernels.few_rows.rows_by_dots(x, weight, bias)
+        if y is not None:
+            return y, ()
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return _product(rows, weight.T, (*x.shape[:-1], len(weight)), bias), ()
 
@@ -50,11 +54,12 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
     Raises ValueError for shapes that do not fit and TypeError for mixed dtypes.
     """
-    if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[1]:
+    sizes = weight.shape
+    if len(sizes) != 2 or x.shape[-1:] != sizes[1:]:
         raise ValueError(
             f"linear: the last axis of x must match the last axis of weight (out, in), got x of shape {x.shape} and "
             f"weight of shape {weight.shape}"
         )
-    if bias is not None and bias.shape != (weight.shape[0],):
-        raise ValueError(f"linear: the bias must have shape ({weight.shape[0]},), got {bias.shape}")
+    if bias is not None and bias.shape != sizes[:1]:
+        raise ValueError(f"linear: the bias must have shape {sizes[:1]}, got {bias.shape}")
     return _linear(x, weight, bias)

@@ -24,7 +24,7 @@ from .. import graph, modes
 from ..graph import Array, Node, Op, Saved, TensorBase
 from ..kernels.host import full
 
-_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_FLOAT32, _FLOAT64 = _FLOATS = np.dtype(np.float32), np.dtype(np.float64)
 
 
 def operand(value: Any, like: TensorBase | Array, name: str) -> Any:
@@ -57,6 +57,8 @@ _SECOND = ("other", "target", "exponent", "mat2", "vec", "vec2", "split_size_or_
 
 def renamed(kwargs: dict[str, Any], parameters: Sequence[str]) -> dict[str, Any]:
     """Keyword arguments under the names that PyTorch and numpy use, by our names: `input`, `other`, `axis`, ..."""
+    if all([k in parameters for k in kwargs]):
+        return kwargs
     first = int(parameters[0] in ("condition", "sorted_sequence"))  # where(condition, input, other)
     ours = {"axis": "dim", "keepdims": "keepdim", "input": parameters[min(first, len(parameters) - 1)]}
     if len(parameters) > first + 1:
@@ -185,7 +187,7 @@ class Primitive(_Callable):
         self.wants = [[self._want(name) for name in names if name != "i"] for _, names in self.rules]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = self._bind(args, kwargs)
+        values = list(args) if not kwargs and len(args) == len(self.parameters) else self._bind(args, kwargs)
         members = list(values[0]) if self.variadic else values
         first = None
         for v in (*members, *values) if self.variadic else values:
@@ -195,11 +197,14 @@ class Primitive(_Callable):
         recorder = modes._recorder.get()
         if first is None:
             return self.function(*values) if recorder is None else recorder.traced(recorder.run(self.function, *values))
-        if self.promote:
-            self._promote(values, first)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
         if self.promote:
-            self._match(arrays)
+            i, j = self.positions
+            if values[i] is arrays[i] or values[j] is arrays[j]:  # one of them is no Tensor
+                self._promote(values, first)
+                arrays[i], arrays[j] = graph._raw(values[i]), graph._raw(values[j])
+            if arrays[i].dtype is not arrays[j].dtype:
+                self._match(arrays)
         if self.variadic:
             arrays[0] = [m._data if isinstance(m, TensorBase) else operand(m, first, self.name) for m in members]
         profile = modes._profile.get()
@@ -220,7 +225,7 @@ class Primitive(_Callable):
         ):
             out = outs[0] = modes.converted(out, _FLOAT32)  # numpy's answer to integers; ours is float32
         node = None
-        if out.dtype.kind == "f" and self.inputs and modes._grad_enabled.get():
+        if modes._grad_enabled.get() and self.inputs and out.dtype.kind == "f":
             candidates = members if self.variadic else [values[p] for p in self.positions]
             inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in candidates]
             if any([t is not None for t in inputs]):
@@ -228,7 +233,9 @@ class Primitive(_Callable):
                 self._save(node, values, inputs, out)
                 if profile is not None:
                     profile.recorded(node)
-        storage = first._storage if self.view and np.may_share_memory(out, first._data) else None
+        storage = None
+        if self.view and (out.base is not None or out is first._data) and np.may_share_memory(out, first._data):
+            storage = first._storage
         results = graph.finish(self, node, values, outs, storage)
         if storage is not None and (first._node is not None or storage.in_graph):
             for result in results:  # of a leaf without history: a write before this view is no fault
@@ -250,7 +257,7 @@ class Primitive(_Callable):
         """An integer or bool array meeting a float one takes its dtype (numpy would answer float64)."""
         i, j = self.positions
         a, b = arrays[i], arrays[j]
-        if a.dtype is not b.dtype and (a.dtype.kind == "f") != (b.dtype.kind == "f"):
+        if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
             arrays[i], arrays[j] = (a, b.astype(a.dtype)) if a.dtype.kind == "f" else (a.astype(b.dtype), b)
 
     def _save(self, node: Node, values: list[Any], inputs: Sequence[TensorBase | None], out: Array) -> None:
@@ -333,11 +340,18 @@ class Fused(_Callable):
         self.constants = [i for i in range(len(self.parameters)) if i not in self.positions]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = self._bind(args, kwargs)
+        values = args if not kwargs and len(args) == len(self.parameters) else self._bind(args, kwargs)
         if modes._reference.get():
             return self.definition(*values)
         arrays = [v._data if isinstance(v, TensorBase) else v for v in values]
-        self._check_dtypes(arrays)
+        dtype = None
+        for p in self.positions:
+            a = arrays[p]
+            if a is not None and (type(a) is not np.ndarray or a.dtype is not dtype):
+                if dtype is not None or type(a) is not np.ndarray or a.dtype not in _FLOATS:
+                    self._check_dtypes(arrays)
+                    break
+                dtype = a.dtype
         profile, recorder = modes._profile.get(), modes._recorder.get()
         if recorder is not None:
             recorder.given(values)
@@ -350,7 +364,7 @@ class Fused(_Callable):
         if modes._grad_enabled.get():
             given = [values[p] for p in self.positions]
             inputs = [t if isinstance(t, TensorBase) and t._requires_grad else None for t in given]
-        if any([t is not None for t in inputs]):
+        if inputs and any([t is not None for t in inputs]):
             node = Node(self, inputs, [out])
             kept: dict[str, Any] = (
                 {"saved": [Saved(s) if isinstance(s, np.ndarray) else s for s in saved]} if saved else {}
@@ -363,8 +377,12 @@ class Fused(_Callable):
             node.static = [Saved(v) if isinstance(v, TensorBase) else v for v in [values[i] for i in self.constants]]
             if profile is not None:
                 profile.recorded(node)
-        elif not any([isinstance(v, TensorBase) for v in values]):
-            return out if recorder is None else recorder.traced(out)
+        else:
+            for v in values:
+                if isinstance(v, TensorBase):
+                    break
+            else:
+                return out if recorder is None else recorder.traced(out)
         result = graph.finish(self, node, values, [out])[0]
         if node is not None and "out" in kept:
             kept["out"].watch(result)
