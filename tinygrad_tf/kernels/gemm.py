@@ -21,13 +21,15 @@ import numpy as np
 from . import runtime
 from .gemm_tile import (
     MR,
+    ROWS_A,
     SIDES,
     VECTOR_BYTES,
     copy_a,
-    copy_a_sides,
+    copy_a_rows,
     copy_b,
     copy_b_sides,
     get,
+    prefetch,
     put,
     tile_1,
     tile_2,
@@ -38,8 +40,9 @@ from .normalization import row_dot
 from .runtime import device, kernel, routine, share
 
 KC = 512  # terms of a block
-MC = max(1, 96 // MR) * MR  # rows of A packed at a time
+MC = max(1, 192 // MR) * MR  # rows of A packed at a time
 NC = 2048  # columns of B packed at a time
+CACHE_LINE = 64  # bytes
 TASK_GRAIN = 1 << 18  # multiply-adds worth a thread
 FEW_ROWS = 8  # up to so many rows, dot products beat tiles, if B's columns are contiguous
 PACKING = 16  # how many multiply-adds take as long as packing one number
@@ -56,17 +59,19 @@ def _pack_a(like, a, a_row, a_column, rows, depth, target):
     lanes = VECTOR_BYTES // size
     zero = like.dtype.type(0)
     done = 0
-    if a_row == 1:  # neighbours in memory: tiles side by side, so that whole cache lines are read
-        while done < rows // MR:
-            together = done + SIDES <= rows // MR
-            for k in range(depth):
-                source = a + (done * MR + k * a_column) * size
-                to = target + (done * depth + k) * MR * size
-                if together:
-                    copy_a_sides(like, source, to, depth * MR)
+    if a_row == 1:  # neighbours in memory: a few rows side by side, so that a line is read while it is near
+        done = rows // MR
+        k = 0
+        while k < depth:
+            deep = ROWS_A if k + ROWS_A <= depth else 1
+            for tile in range(done):
+                source = a + (tile * MR + k * a_column) * size
+                to = target + (tile * depth + k) * MR * size
+                if deep == ROWS_A:
+                    copy_a_rows(like, source, a_column, to, MR)
                 else:
-                    copy_a(like, source, to, 0)
-            done += SIDES if together else 1
+                    copy_a(like, source, a_column, to, MR)
+            k += deep
     for tile in range(done, (rows + MR - 1) // MR):
         source = a + tile * MR * a_row * size
         to = target + tile * depth * MR * size
@@ -95,9 +100,9 @@ def _pack_b(like, b, b_row, b_column, columns, depth, target):
                 source = b + (k * b_row + done * nr) * size
                 to = target + (done * depth + k) * nr * size
                 if together:
-                    copy_b_sides(like, source, to, depth * nr)
+                    copy_b_sides(like, source, nr, to, depth * nr)
                 else:
-                    copy_b(like, source, to, 0)
+                    copy_b(like, source, nr, to, 0)
             done += SIDES if together else 1
     for panel in range(done, (columns + nr - 1) // nr):
         source = b + panel * nr * b_column * size
@@ -129,18 +134,23 @@ def _from_corner(like, corner, c, c_row, tall, wide, add, bias, relu):
 
 
 @kernel
-def _gemm(t, n_tasks, like, scratch, plan, a, a_offsets, b, b_offsets, c, c_offsets, bias):
-    """A task's share of all products: of their items, rows of tiles, or panels, as the plan says; it packs its own."""
+def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
+    """A task's share of all products: of their items, rows of tiles, or panels, as the plan says; it packs its own.
+
+    The plan: 13 numbers, then where each item of a begins, each item of b, and each item of c.
+    """
     m, n, depth, block, part, split = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]
     a_row, a_column, b_row, b_column, c_row = plan[6], plan[7], plan[8], plan[9], plan[1]
     direct_b, relu, accumulate = plan[10], plan[11], plan[12]
     size = like.itemsize
     nr = 2 * VECTOR_BYTES // size
-    first_item, last_item = 0, len(a_offsets)
+    items = (len(plan) - 13) // 3
+    offsets = plan[13:]
+    first_item, last_item = 0, items
     row0, row1 = 0, m
     panel0, panel1 = 0, (n + nr - 1) // nr
     if split == BY_ITEMS:
-        first_item, last_item = share(t, n_tasks, last_item)
+        first_item, last_item = share(t, n_tasks, items)
     elif split == BY_ROWS:
         first, end = share(t, n_tasks, (m + MR - 1) // MR)
         row0, row1 = first * MR, min(m, end * MR)
@@ -151,9 +161,9 @@ def _gemm(t, n_tasks, like, scratch, plan, a, a_offsets, b, b_offsets, c, c_offs
     corner = packed_a + MC * block * size
     packed_b = corner + MR * nr * size
     for item in range(first_item, last_item):
-        a_item = a + a_offsets[item] * size
-        b_item = b + b_offsets[item] * size
-        c_item = c + c_offsets[item] * size
+        a_item = a + offsets[item] * size
+        b_item = b + offsets[items + item] * size
+        c_item = c + offsets[2 * items + item] * size
         for j0 in range(panel0, panel1, max(1, chunk)):
             j1 = min(j0 + chunk, panel1)
             whole = n // nr if direct_b != 0 else 0  # panels up to here are read where they lie
@@ -182,9 +192,16 @@ def _gemm(t, n_tasks, like, scratch, plan, a, a_offsets, b, b_offsets, c, c_offs
                             b_here, b_step = b_item + (k * b_row + j * nr) * size, b_row
                         else:
                             b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
+                        # while a panel is used, the next one comes, a part with every tile
+                        lines = deep * nr * size // CACHE_LINE
+                        tiles = (i1 - i0 + MR - 1) // MR
                         half = 2 * wide <= nr
                         bias_at = bias_here + j * nr * size if bias_here != 0 else 0
                         for i in range(i0, i1, MR):
+                            if j >= packed_from:
+                                tile = (i - i0) // MR
+                                for line in range(lines * tile // tiles, lines * (tile + 1) // tiles):
+                                    prefetch(like, b_here + (lines + line) * CACHE_LINE)
                             tall = min(MR, m - i)
                             c_at = c_item + (i * c_row + j * nr) * size
                             whole_tile = tall == MR and wide == nr
@@ -400,7 +417,7 @@ def _plan(
 ) -> tuple | None:
     """How to compute products of these shapes: None if an operand must be copied first, (tasks, 0) if by dot products.
 
-    Else (tasks, elements of scratch for each, what `_gemm` unpacks, and where each item of a, b and c begins).
+    Else (tasks, elements of scratch for each, what `_gemm` reads).
     """
     (m, depth), n = a_shape[-2:], b_shape[-1]
     a_steps, b_steps = _readable(a_shape, a_strides, size), _readable(b_shape, b_strides, size)
@@ -427,14 +444,12 @@ def _plan(
     part = -(-part // 16) * 16
     plan = [m, n, depth, block, part, split, *a_steps, *b_steps, direct_b, relu, accumulate]
     c_strides = tuple([size * m * n * math.prod(batch[i + 1 :]) for i in range(len(batch))])
-    return (
-        tasks,
-        part,
-        np.array(plan, np.int64),
+    offsets = (
         _offsets(batch, a_shape[:-2], a_strides[:-2], size),
         _offsets(batch, b_shape[:-2], b_strides[:-2], size),
         _offsets(batch, batch, c_strides, size),
     )
+    return tasks, part, np.concatenate([np.array(plan, np.int64), *offsets])
 
 
 def multiply(
@@ -471,11 +486,10 @@ def multiply(
         given = np.empty(0, c.dtype) if bias is None else bias
         _few_rows(tasks, runtime.contiguous(a), runtime.contiguous(b.T), c, given, relu, accumulate)
         return
-    how, a_offsets, b_offsets, c_offsets = rest
     with runtime.lock:
         like, scratch = _reserve(c.dtype, tasks * part)
         at_bias = 0 if bias is None else runtime.address(bias)
-        _gemm(tasks, like, scratch, how, at_a, a_offsets, at_b, b_offsets, runtime.address(c), c_offsets, at_bias)
+        _gemm(tasks, like, scratch, rest[0], at_a, at_b, runtime.address(c), at_bias)
 
 
 def column_sums(g: np.ndarray) -> np.ndarray:
