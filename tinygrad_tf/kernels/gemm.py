@@ -28,6 +28,7 @@ from .gemm_tile import (
     copy_a_rows,
     copy_b,
     copy_b_sides,
+    count,
     get,
     prefetch,
     put,
@@ -45,7 +46,9 @@ NC = 2048  # columns of B packed at a time
 CACHE_LINE = 64  # bytes
 TASK_GRAIN = 1 << 18  # multiply-adds worth a thread
 FEW_ROWS = 8  # up to so many rows, dot products beat tiles, if B's columns are contiguous
-PACKING = 16  # how many multiply-adds take as long as packing one number
+PACKING = 8  # how many multiply-adds take as long as packing one number
+PIECES = 3  # how many pieces a task gets, about
+SMALLEST = 192  # rows or columns of a piece that must be packed for
 BY_ITEMS, BY_ROWS, BY_PANELS = range(3)  # what is shared out among the tasks
 
 
@@ -133,88 +136,105 @@ def _from_corner(like, corner, c, c_row, tall, wide, add, bias, relu):
             put(like, c, r * c_row + s, value)
 
 
+@device
+def _piece(index, n_tasks, n, smallest):
+    """The part (first, end) of n things that is piece `index`: big ones first, small ones for who is done early."""
+    first, end = 0, 0
+    for _ in range(index + 1):
+        first = end
+        size = max(smallest, 2 * (n - first) // (3 * n_tasks))
+        end = n if n_tasks == 1 or n - first - size < smallest // 2 else first + size
+    return first, end
+
+
 @kernel
 def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
-    """A task's share of all products: of their items, rows of tiles, or panels, as the plan says; it packs its own.
+    """Products of a and b into c: the tasks take pieces (items, rows of tiles, or panels) until none is left.
 
-    The plan: 13 numbers, then where each item of a begins, each item of b, and each item of c.
+    The plan: the numbers that the first lines name, then where each item of a begins, each item of b, and each item of c.
     """
-    m, n, depth, block, part, split = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]
-    a_row, a_column, b_row, b_column, c_row = plan[6], plan[7], plan[8], plan[9], plan[1]
-    direct_b, relu, accumulate = plan[10], plan[11], plan[12]
+    m, n, depth, block, part, split, smallest = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6]
+    a_row, a_column, b_row, b_column, c_row = plan[7], plan[8], plan[9], plan[10], plan[1]
+    direct_b, relu, accumulate, taken, done = plan[11], plan[12], plan[13], plan[14], plan[15]
+    offsets = plan[16:]
     size = like.itemsize
     nr = 2 * VECTOR_BYTES // size
-    items = (len(plan) - 13) // 3
-    offsets = plan[13:]
-    first_item, last_item = 0, items
-    row0, row1 = 0, m
-    panel0, panel1 = 0, (n + nr - 1) // nr
-    if split == BY_ITEMS:
-        first_item, last_item = share(t, n_tasks, items)
-    elif split == BY_ROWS:
-        first, end = share(t, n_tasks, (m + MR - 1) // MR)
-        row0, row1 = first * MR, min(m, end * MR)
-    else:
-        panel0, panel1 = share(t, n_tasks, panel1)
-    chunk = min(NC // nr, panel1 - panel0)
+    items, tiles, panels = len(offsets) // 3, (m + MR - 1) // MR, (n + nr - 1) // nr
     packed_a = scratch + t * part * size
     corner = packed_a + MC * block * size
     packed_b = corner + MR * nr * size
-    for item in range(first_item, last_item):
-        a_item = a + offsets[item] * size
-        b_item = b + offsets[items + item] * size
-        c_item = c + offsets[2 * items + item] * size
-        for j0 in range(panel0, panel1, max(1, chunk)):
-            j1 = min(j0 + chunk, panel1)
-            whole = n // nr if direct_b != 0 else 0  # panels up to here are read where they lie
-            for k in range(0, depth, block):
-                deep = min(block, depth - k)
-                add = 1 if accumulate != 0 or k > 0 else 0
-                last = k + deep == depth
-                bias_here = bias if last else 0
-                relu_here = relu if last else 0
+    one_block = items == 1 and depth <= block  # what is packed can serve the next piece
+    keep_a = one_block and split == BY_PANELS and m <= MC
+    keep_b = one_block and split == BY_ROWS and panels <= NC // nr
+    pieces = 0
+    things = items if split == BY_ITEMS else tiles if split == BY_ROWS else panels
+    first, end = _piece(count(taken, 1), n_tasks, things, smallest)
+    while first < end:
+        first_item, last_item, row0, row1, panel0, panel1 = 0, items, 0, m, 0, panels
+        if split == BY_ITEMS:
+            first_item, last_item = first, end
+        elif split == BY_ROWS:
+            row0, row1 = first * MR, min(m, end * MR)
+        else:
+            panel0, panel1 = first, end
+        chunk = min(NC // nr, panel1 - panel0)
+        for item in range(first_item, last_item):
+            a_item = a + offsets[item] * size
+            b_item = b + offsets[items + item] * size
+            c_item = c + offsets[2 * items + item] * size
+            for j0 in range(panel0, panel1, max(1, chunk)):
+                j1 = min(j0 + chunk, panel1)
+                whole = n // nr if direct_b != 0 else 0  # panels up to here are read where they lie
                 packed_from = min(max(j0, whole), j1)
-                _pack_b(
-                    like,
-                    b_item + (k * b_row + packed_from * nr * b_column) * size,
-                    b_row,
-                    b_column,
-                    min(n, j1 * nr) - packed_from * nr,
-                    deep,
-                    packed_b,
-                )
-                for i0 in range(row0, row1, MC):
-                    i1 = min(i0 + MC, row1)
-                    _pack_a(like, a_item + (i0 * a_row + k * a_column) * size, a_row, a_column, i1 - i0, deep, packed_a)
-                    for j in range(j0, j1):
-                        wide = min(nr, n - j * nr)
-                        if j < packed_from:
-                            b_here, b_step = b_item + (k * b_row + j * nr) * size, b_row
-                        else:
-                            b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
-                        # while a panel is used, the next one comes, a part with every tile
-                        lines = deep * nr * size // CACHE_LINE
-                        tiles = (i1 - i0 + MR - 1) // MR
-                        half = 2 * wide <= nr
-                        bias_at = bias_here + j * nr * size if bias_here != 0 else 0
-                        for i in range(i0, i1, MR):
-                            if j >= packed_from:
-                                tile = (i - i0) // MR
-                                for line in range(lines * tile // tiles, lines * (tile + 1) // tiles):
-                                    prefetch(like, b_here + (lines + line) * CACHE_LINE)
-                            tall = min(MR, m - i)
-                            c_at = c_item + (i * c_row + j * nr) * size
-                            whole_tile = tall == MR and wide == nr
-                            # a tile at the edge goes into the corner first, and what is asked for is done on the way out
-                            to, to_row = (c_at, c_row) if whole_tile else (corner, nr)
-                            add_, bias_, relu_ = (add, bias_at, relu_here) if whole_tile else (0, 0, 0)
-                            a_here = packed_a + (i - i0) * deep * size
-                            if half:
-                                tile_1(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
+                for k in range(0, depth, block):
+                    deep = min(block, depth - k)
+                    add = 1 if accumulate != 0 or k > 0 else 0
+                    last = k + deep == depth
+                    bias_here = bias if last else 0
+                    relu_here = relu if last else 0
+                    if pieces == 0 or not keep_b:
+                        b_from = b_item + (k * b_row + packed_from * nr * b_column) * size
+                        columns = min(n, j1 * nr) - packed_from * nr
+                        _pack_b(like, b_from, b_row, b_column, columns, deep, packed_b)
+                    for i0 in range(row0, row1, MC):
+                        i1 = min(i0 + MC, row1)
+                        if pieces == 0 or not keep_a:
+                            a_from = a_item + (i0 * a_row + k * a_column) * size
+                            _pack_a(like, a_from, a_row, a_column, i1 - i0, deep, packed_a)
+                        for j in range(j0, j1):
+                            wide = min(nr, n - j * nr)
+                            if j < packed_from:
+                                b_here, b_step = b_item + (k * b_row + j * nr) * size, b_row
                             else:
-                                tile_2(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
-                            if not whole_tile:
-                                _from_corner(like, corner, c_at, c_row, tall, wide, add, bias_at, relu_here)
+                                b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
+                            # while a panel is used, the next one comes, a part with every tile
+                            coming = b_here + deep * nr * size if b_step == nr and j + 1 < j1 else 0
+                            lines = -(-deep * nr * size * MR // (CACHE_LINE * (i1 - i0)))
+                            half = 2 * wide <= nr
+                            bias_at = bias_here + j * nr * size if bias_here != 0 else 0
+                            for i in range(i0, i1, MR):
+                                if coming != 0:
+                                    for _ in range(lines):
+                                        prefetch(like, coming)
+                                        coming += CACHE_LINE
+                                tall = min(MR, m - i)
+                                c_at = c_item + (i * c_row + j * nr) * size
+                                whole_tile = tall == MR and wide == nr
+                                # a tile at the edge goes into the corner first; what is asked for is done on the way out
+                                to, to_row = (c_at, c_row) if whole_tile else (corner, nr)
+                                add_, bias_, relu_ = (add, bias_at, relu_here) if whole_tile else (0, 0, 0)
+                                a_here = packed_a + (i - i0) * deep * size
+                                if half:
+                                    tile_1(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
+                                else:
+                                    tile_2(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
+                                if not whole_tile:
+                                    _from_corner(like, corner, c_at, c_row, tall, wide, add, bias_at, relu_here)
+        pieces += 1
+        first, end = _piece(count(taken, 1), n_tasks, things, smallest)
+    if count(done, 1) == n_tasks - 1:  # the last one sets the counters back
+        count(taken, -count(taken, 0))
+        count(done, -n_tasks)
 
 
 @device
@@ -278,6 +298,7 @@ def _column_sums(t, n_tasks, g, out):
 
 # -- what is called ----------------------------------------------------------------------------------------------------
 
+_counters = np.zeros(16, np.int64)  # two, each in a cache line of its own: pieces taken, and tasks that are done
 _scratch: dict[np.dtype, tuple[np.ndarray, int]] = {}
 
 
@@ -432,17 +453,23 @@ def _plan(
     block = min(-(-depth // (8 * -(-depth // KC))) * 8, KC)  # equal blocks, of whole vectors
     direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and b_row * size <= 1024)))
     tasks = max(1, min(threads, items * m * n * depth // TASK_GRAIN))
+    one_block = items == 1 and depth <= block
+    # the work of a task if the pieces are rows, or panels: what it multiplies, and what it packs, for each piece again
+    keep_a, keep_b = one_block and m <= MC, one_block and panels <= NC // nr
+    rows, columns = -(-tiles // tasks) * MR, -(-panels // tasks) * nr
+    by_rows = rows * n + PACKING * (n * (1 - direct_b) * (1 if keep_b else PIECES) + rows)
+    by_panels = m * columns + PACKING * (columns * (1 - direct_b) + m * (1 if keep_a else PIECES))
     if items % tasks == 0 or items >= 4 * tasks:
-        split = BY_ITEMS
+        split, things, smallest = BY_ITEMS, items, 1
+    elif by_rows <= by_panels:
+        split, things, smallest = BY_ROWS, tiles, (24 if keep_b else SMALLEST) // MR
     else:
-        rows = -(-tiles // tasks) * MR
-        columns = -(-panels // tasks) * nr
-        by_rows = rows * n + PACKING * (n * (1 - direct_b) + rows)
-        by_panels = m * columns + PACKING * (columns * (1 - direct_b) + m)
-        split = BY_ROWS if by_rows <= by_panels else BY_PANELS
+        split, things, smallest = BY_PANELS, panels, (64 if keep_a else SMALLEST) // nr
+    smallest = min(max(smallest, things // (8 * tasks), 1), -(-things // tasks))
     part = MC * block + MR * nr + min(NC // nr, panels) * nr * block
     part = -(-part // 16) * 16
-    plan = [m, n, depth, block, part, split, *a_steps, *b_steps, direct_b, relu, accumulate]
+    counters = [runtime.address(_counters), runtime.address(_counters) + 64]
+    plan = [m, n, depth, block, part, split, smallest, *a_steps, *b_steps, direct_b, relu, accumulate, *counters]
     c_strides = tuple([size * m * n * math.prod(batch[i + 1 :]) for i in range(len(batch))])
     offsets = (
         _offsets(batch, a_shape[:-2], a_strides[:-2], size),

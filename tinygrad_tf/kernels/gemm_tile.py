@@ -264,3 +264,14 @@ def prefetch(typing, like, address):
         return context.get_dummy_value()
 
     return types.void(like, types.intp), generate
+
+
+@intrinsic
+def count(typing, address, by):
+    """Add `by` to the integer at this address, which several threads count on, and give what it was."""
+
+    def generate(context, builder, sig, args):
+        place = builder.inttoptr(args[0], args[0].type.as_pointer())
+        return builder.atomic_rmw("add", place, args[1], "seq_cst")
+
+    return types.intp(types.intp, types.intp), generate
