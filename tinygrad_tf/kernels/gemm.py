@@ -47,8 +47,9 @@ CACHE_LINE = 64  # bytes
 TASK_GRAIN = 1 << 18  # multiply-adds worth a thread
 FEW_ROWS = 8  # up to so many rows, dot products beat tiles, if B's columns are contiguous
 PACKING = 8  # how many multiply-adds take as long as packing one number
-PIECES = 3  # how many pieces a task gets, about
-SMALLEST = 192  # rows or columns of a piece that must be packed for
+PIECES = 2  # how many pieces a task gets, about
+SMALLEST = 96  # rows or columns of a piece that must be packed for
+NEAR = 1 << 14  # bytes that stay in the L1 cache, together with what else a tile reads
 BY_ITEMS, BY_ROWS, BY_PANELS = range(3)  # what is shared out among the tasks
 
 
@@ -138,13 +139,16 @@ def _from_corner(like, corner, c, c_row, tall, wide, add, bias, relu):
 
 @device
 def _piece(index, n_tasks, n, smallest):
-    """The part (first, end) of n things that is piece `index`: big ones first, small ones for who is done early."""
-    first, end = 0, 0
-    for _ in range(index + 1):
-        first = end
-        size = max(smallest, 2 * (n - first) // (3 * n_tasks))
-        end = n if n_tasks == 1 or n - first - size < smallest // 2 else first + size
-    return first, end
+    """The part (first, end) of n things that is piece `index`.
+
+    The tasks get equal pieces, three quarters of all; then three quarters of what is left, and so on.
+    """
+    begin, end = 0, 0
+    for _ in range(index // n_tasks + 1):
+        begin, left = end, n - end
+        end = n if left // (4 * n_tasks) < smallest else begin + 3 * left // 4
+    first, last = share(index % n_tasks, n_tasks, end - begin)
+    return begin + first, begin + last
 
 
 @kernel
@@ -451,7 +455,7 @@ def _plan(
     nr = 2 * VECTOR_BYTES // size
     tiles, panels = -(-m // MR), -(-n // nr)
     block = min(-(-depth // (8 * -(-depth // KC))) * 8, KC)  # equal blocks, of whole vectors
-    direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and b_row * size <= 1024)))
+    direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and depth * b_row * size <= NEAR)))
     tasks = max(1, min(threads, items * m * n * depth // TASK_GRAIN))
     one_block = items == 1 and depth <= block
     # the work of a task if the pieces are rows, or panels: what it multiplies, and what it packs, for each piece again
@@ -465,7 +469,7 @@ def _plan(
         split, things, smallest = BY_ROWS, tiles, (24 if keep_b else SMALLEST) // MR
     else:
         split, things, smallest = BY_PANELS, panels, (64 if keep_a else SMALLEST) // nr
-    smallest = min(max(smallest, things // (8 * tasks), 1), -(-things // tasks))
+    smallest = max(smallest, things // (32 * tasks), 1) if tasks > 1 else things
     part = MC * block + MR * nr + min(NC // nr, panels) * nr * block
     part = -(-part // 16) * 16
     counters = [runtime.address(_counters), runtime.address(_counters) + 64]
