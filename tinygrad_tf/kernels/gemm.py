@@ -172,8 +172,10 @@ def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
     keep_b = one_block and split == BY_ROWS and panels <= NC // nr
     pieces = 0
     things = items if split == BY_ITEMS else tiles if split == BY_ROWS else panels
-    first, end = _piece(count(taken, 1), n_tasks, things, smallest)
-    while first < end:
+    while True:
+        first, end = _piece(count(taken, 1), n_tasks, things, smallest)
+        if first == end:
+            break
         first_item, last_item, row0, row1, panel0, panel1 = 0, items, 0, m, 0, panels
         if split == BY_ITEMS:
             first_item, last_item = first, end
@@ -212,15 +214,14 @@ def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
                             else:
                                 b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
                             # while a panel is used, the next one comes, a part with every tile
-                            coming = b_here + deep * nr * size if b_step == nr and j + 1 < j1 else 0
-                            lines = -(-deep * nr * size * MR // (CACHE_LINE * (i1 - i0)))
+                            lines = 0 if b_step != nr else -(-deep * nr * size * MR // (CACHE_LINE * (i1 - i0)))
+                            coming = b_here + deep * nr * size
                             half = 2 * wide <= nr
                             bias_at = bias_here + j * nr * size if bias_here != 0 else 0
                             for i in range(i0, i1, MR):
-                                if coming != 0:
-                                    for _ in range(lines):
-                                        prefetch(like, coming)
-                                        coming += CACHE_LINE
+                                for _ in range(lines):
+                                    prefetch(like, coming)
+                                    coming += CACHE_LINE
                                 tall = min(MR, m - i)
                                 c_at = c_item + (i * c_row + j * nr) * size
                                 whole_tile = tall == MR and wide == nr
@@ -235,7 +236,6 @@ def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
                                 if not whole_tile:
                                     _from_corner(like, corner, c_at, c_row, tall, wide, add, bias_at, relu_here)
         pieces += 1
-        first, end = _piece(count(taken, 1), n_tasks, things, smallest)
     if count(done, 1) == n_tasks - 1:  # the last one sets the counters back
         count(taken, -count(taken, 0))
         count(done, -n_tasks)
