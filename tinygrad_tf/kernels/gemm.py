@@ -49,7 +49,7 @@ FEW_ROWS = 8  # up to so many rows, dot products beat tiles, if B's columns are 
 PACKING = 8  # how many multiply-adds take as long as packing one number
 PIECES = 2  # how many pieces a task gets, about
 SMALLEST = 96  # rows or columns of a piece that must be packed for
-NEAR = 1 << 14  # bytes that stay in the L1 cache, together with what else a tile reads
+L1, L2 = 1 << 14, 1 << 17  # bytes of B that stay in these caches, with what else there is
 BY_ITEMS, BY_ROWS, BY_PANELS = range(3)  # what is shared out among the tasks
 
 
@@ -213,8 +213,9 @@ def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
                                 b_here, b_step = b_item + (k * b_row + j * nr) * size, b_row
                             else:
                                 b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
-                            # while a panel is used, the next one comes, a part with every tile
-                            lines = 0 if b_step != nr else -(-deep * nr * size * MR // (CACHE_LINE * (i1 - i0)))
+                            # while a panel is used, the next one comes into L2, a part with every tile
+                            far = j >= packed_from and (j1 - packed_from) * deep * nr * size > L2
+                            lines = -(-deep * nr * size * MR // (CACHE_LINE * (i1 - i0))) if far else 0
                             coming = b_here + deep * nr * size
                             half = 2 * wide <= nr
                             bias_at = bias_here + j * nr * size if bias_here != 0 else 0
@@ -455,7 +456,7 @@ def _plan(
     nr = 2 * VECTOR_BYTES // size
     tiles, panels = -(-m // MR), -(-n // nr)
     block = min(-(-depth // (8 * -(-depth // KC))) * 8, KC)  # equal blocks, of whole vectors
-    direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and depth * b_row * size <= NEAR)))
+    direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and depth * b_row * size <= L1)))
     tasks = max(1, min(threads, items * m * n * depth // TASK_GRAIN))
     one_block = items == 1 and depth <= block
     # the work of a task if the pieces are rows, or panels: what it multiplies, and what it packs, for each piece again
