@@ -23,26 +23,33 @@ from . import runtime
 from .few_rows import FEW_ROWS, GRAIN, few_rows
 from .gemm_tile import (
     MR,
+    ROWS_A,
     SIDES,
     VECTOR_BYTES,
     copy_a,
-    copy_a_sides,
+    copy_a_rows,
     copy_b,
     copy_b_sides,
+    count,
     get,
+    prefetch,
     put,
     tile_1,
     tile_2,
     transpose_a,
     transpose_b,
 )
-from .runtime import kernel, routine, share
+from .runtime import device, kernel, routine, share
 
 KC = 512  # terms of a block
-MC = max(1, 96 // MR) * MR  # rows of A packed at a time
+MC = max(1, 192 // MR) * MR  # rows of A packed at a time
 NC = 2048  # columns of B packed at a time
+CACHE_LINE = 64  # bytes
 TASK_GRAIN = 1 << 18  # multiply-adds worth a thread
-PACKING = 16  # how many multiply-adds take as long as packing one number
+PACKING = 8  # how many multiply-adds take as long as packing one number
+PIECES = 2  # how many pieces a task gets, about
+SMALLEST = 96  # rows or columns of a piece that must be packed for
+L1, L2 = 1 << 14, 1 << 17  # bytes of B that stay in these caches, with what else there is
 BY_ITEMS, BY_ROWS, BY_PANELS = range(3)  # what is shared out among the tasks
 
 
@@ -56,17 +63,19 @@ def _pack_a(like, a, a_row, a_column, rows, depth, target):
     lanes = VECTOR_BYTES // size
     zero = like.dtype.type(0)
     done = 0
-    if a_row == 1:  # neighbours in memory: tiles side by side, so that whole cache lines are read
-        while done < rows // MR:
-            together = done + SIDES <= rows // MR
-            for k in range(depth):
-                source = a + (done * MR + k * a_column) * size
-                to = target + (done * depth + k) * MR * size
-                if together:
-                    copy_a_sides(like, source, to, depth * MR)
+    if a_row == 1:  # neighbours in memory: a few rows side by side, so that a line is read while it is near
+        done = rows // MR
+        k = 0
+        while k < depth:
+            deep = ROWS_A if k + ROWS_A <= depth else 1
+            for tile in range(done):
+                source = a + (tile * MR + k * a_column) * size
+                to = target + (tile * depth + k) * MR * size
+                if deep == ROWS_A:
+                    copy_a_rows(like, source, a_column, to, MR)
                 else:
-                    copy_a(like, source, to, 0)
-            done += SIDES if together else 1
+                    copy_a(like, source, a_column, to, MR)
+            k += deep
     for tile in range(done, (rows + MR - 1) // MR):
         source = a + tile * MR * a_row * size
         to = target + tile * depth * MR * size
@@ -95,9 +104,9 @@ def _pack_b(like, b, b_row, b_column, columns, depth, target):
                 source = b + (k * b_row + done * nr) * size
                 to = target + (done * depth + k) * nr * size
                 if together:
-                    copy_b_sides(like, source, to, depth * nr)
+                    copy_b_sides(like, source, nr, to, depth * nr)
                 else:
-                    copy_b(like, source, to, 0)
+                    copy_b(like, source, nr, to, 0)
             done += SIDES if together else 1
     for panel in range(done, (columns + nr - 1) // nr):
         source = b + panel * nr * b_column * size
@@ -128,76 +137,109 @@ def _from_corner(like, corner, c, c_row, tall, wide, add, bias, relu):
             put(like, c, r * c_row + s, value)
 
 
+@device
+def _piece(index, n_tasks, n, smallest):
+    """The part (first, end) of n things that is piece `index`.
+
+    The tasks get equal pieces, three quarters of all; then three quarters of what is left, and so on.
+    """
+    begin, end = 0, 0
+    for _ in range(index // n_tasks + 1):
+        begin, left = end, n - end
+        end = n if left // (4 * n_tasks) < smallest else begin + 3 * left // 4
+    first, last = share(index % n_tasks, n_tasks, end - begin)
+    return begin + first, begin + last
+
+
 @kernel
-def _gemm(t, n_tasks, like, scratch, plan, a, a_offsets, b, b_offsets, c, c_offsets, bias):
-    """A task's share of all products: of their items, rows of tiles, or panels, as the plan says; it packs its own."""
-    m, n, depth, block, part, split = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]
-    a_row, a_column, b_row, b_column, c_row = plan[6], plan[7], plan[8], plan[9], plan[1]
-    direct_b, relu, accumulate = plan[10], plan[11], plan[12]
+def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
+    """Products of a and b into c: the tasks take pieces (items, rows of tiles, or panels) until none is left.
+
+    The plan: the numbers that the first lines name, then where each item of a begins, each item of b, and each item of c.
+    """
+    m, n, depth, block, part, split, smallest = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6]
+    a_row, a_column, b_row, b_column, c_row = plan[7], plan[8], plan[9], plan[10], plan[1]
+    direct_b, relu, accumulate, taken, done = plan[11], plan[12], plan[13], plan[14], plan[15]
+    offsets = plan[16:]
     size = like.itemsize
     nr = 2 * VECTOR_BYTES // size
-    first_item, last_item = 0, len(a_offsets)
-    row0, row1 = 0, m
-    panel0, panel1 = 0, (n + nr - 1) // nr
-    if split == BY_ITEMS:
-        first_item, last_item = share(t, n_tasks, last_item)
-    elif split == BY_ROWS:
-        first, end = share(t, n_tasks, (m + MR - 1) // MR)
-        row0, row1 = first * MR, min(m, end * MR)
-    else:
-        panel0, panel1 = share(t, n_tasks, panel1)
-    chunk = min(NC // nr, panel1 - panel0)
+    items, tiles, panels = len(offsets) // 3, (m + MR - 1) // MR, (n + nr - 1) // nr
     packed_a = scratch + t * part * size
     corner = packed_a + MC * block * size
     packed_b = corner + MR * nr * size
-    for item in range(first_item, last_item):
-        a_item = a + a_offsets[item] * size
-        b_item = b + b_offsets[item] * size
-        c_item = c + c_offsets[item] * size
-        for j0 in range(panel0, panel1, max(1, chunk)):
-            j1 = min(j0 + chunk, panel1)
-            whole = n // nr if direct_b != 0 else 0  # panels up to here are read where they lie
-            for k in range(0, depth, block):
-                deep = min(block, depth - k)
-                add = 1 if accumulate != 0 or k > 0 else 0
-                last = k + deep == depth
-                bias_here = bias if last else 0
-                relu_here = relu if last else 0
+    one_block = items == 1 and depth <= block  # what is packed can serve the next piece
+    keep_a = one_block and split == BY_PANELS and m <= MC
+    keep_b = one_block and split == BY_ROWS and panels <= NC // nr
+    pieces = 0
+    things = items if split == BY_ITEMS else tiles if split == BY_ROWS else panels
+    while True:
+        first, end = _piece(count(taken, 1), n_tasks, things, smallest)
+        if first == end:
+            break
+        first_item, last_item, row0, row1, panel0, panel1 = 0, items, 0, m, 0, panels
+        if split == BY_ITEMS:
+            first_item, last_item = first, end
+        elif split == BY_ROWS:
+            row0, row1 = first * MR, min(m, end * MR)
+        else:
+            panel0, panel1 = first, end
+        chunk = min(NC // nr, panel1 - panel0)
+        for item in range(first_item, last_item):
+            a_item = a + offsets[item] * size
+            b_item = b + offsets[items + item] * size
+            c_item = c + offsets[2 * items + item] * size
+            for j0 in range(panel0, panel1, max(1, chunk)):
+                j1 = min(j0 + chunk, panel1)
+                whole = n // nr if direct_b != 0 else 0  # panels up to here are read where they lie
                 packed_from = min(max(j0, whole), j1)
-                _pack_b(
-                    like,
-                    b_item + (k * b_row + packed_from * nr * b_column) * size,
-                    b_row,
-                    b_column,
-                    min(n, j1 * nr) - packed_from * nr,
-                    deep,
-                    packed_b,
-                )
-                for i0 in range(row0, row1, MC):
-                    i1 = min(i0 + MC, row1)
-                    _pack_a(like, a_item + (i0 * a_row + k * a_column) * size, a_row, a_column, i1 - i0, deep, packed_a)
-                    for j in range(j0, j1):
-                        wide = min(nr, n - j * nr)
-                        if j < packed_from:
-                            b_here, b_step = b_item + (k * b_row + j * nr) * size, b_row
-                        else:
-                            b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
-                        half = 2 * wide <= nr
-                        bias_at = bias_here + j * nr * size if bias_here != 0 else 0
-                        for i in range(i0, i1, MR):
-                            tall = min(MR, m - i)
-                            c_at = c_item + (i * c_row + j * nr) * size
-                            whole_tile = tall == MR and wide == nr
-                            # a tile at the edge goes into the corner first, and what is asked for is done on the way out
-                            to, to_row = (c_at, c_row) if whole_tile else (corner, nr)
-                            add_, bias_, relu_ = (add, bias_at, relu_here) if whole_tile else (0, 0, 0)
-                            a_here = packed_a + (i - i0) * deep * size
-                            if half:
-                                tile_1(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
+                for k in range(0, depth, block):
+                    deep = min(block, depth - k)
+                    add = 1 if accumulate != 0 or k > 0 else 0
+                    last = k + deep == depth
+                    bias_here = bias if last else 0
+                    relu_here = relu if last else 0
+                    if pieces == 0 or not keep_b:
+                        b_from = b_item + (k * b_row + packed_from * nr * b_column) * size
+                        columns = min(n, j1 * nr) - packed_from * nr
+                        _pack_b(like, b_from, b_row, b_column, columns, deep, packed_b)
+                    for i0 in range(row0, row1, MC):
+                        i1 = min(i0 + MC, row1)
+                        if pieces == 0 or not keep_a:
+                            a_from = a_item + (i0 * a_row + k * a_column) * size
+                            _pack_a(like, a_from, a_row, a_column, i1 - i0, deep, packed_a)
+                        for j in range(j0, j1):
+                            wide = min(nr, n - j * nr)
+                            if j < packed_from:
+                                b_here, b_step = b_item + (k * b_row + j * nr) * size, b_row
                             else:
-                                tile_2(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
-                            if not whole_tile:
-                                _from_corner(like, corner, c_at, c_row, tall, wide, add, bias_at, relu_here)
+                                b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
+                            # while a panel is used, the next one comes into L2, a part with every tile
+                            far = j >= packed_from and (j1 - packed_from) * deep * nr * size > L2
+                            lines = -(-deep * nr * size * MR // (CACHE_LINE * (i1 - i0))) if far else 0
+                            coming = b_here + deep * nr * size
+                            half = 2 * wide <= nr
+                            bias_at = bias_here + j * nr * size if bias_here != 0 else 0
+                            for i in range(i0, i1, MR):
+                                for _ in range(lines):
+                                    prefetch(like, coming)
+                                    coming += CACHE_LINE
+                                tall = min(MR, m - i)
+                                c_at = c_item + (i * c_row + j * nr) * size
+                                whole_tile = tall == MR and wide == nr
+                                # a tile at the edge goes into the corner first; what is asked for is done on the way out
+                                to, to_row = (c_at, c_row) if whole_tile else (corner, nr)
+                                add_, bias_, relu_ = (add, bias_at, relu_here) if whole_tile else (0, 0, 0)
+                                a_here = packed_a + (i - i0) * deep * size
+                                if half:
+                                    tile_1(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
+                                else:
+                                    tile_2(like, a_here, b_here, b_step, to, to_row, deep, add_, bias_, relu_)
+                                if not whole_tile:
+                                    _from_corner(like, corner, c_at, c_row, tall, wide, add, bias_at, relu_here)
+        pieces += 1
+    if count(done, 1) == n_tasks - 1:  # the last one sets the counters back
+        count(taken, -count(taken, 0))
+        count(done, -n_tasks)
 
 
 @kernel
@@ -221,6 +263,7 @@ def _column_sums(t, n_tasks, g, out):
 
 # -- what is called ----------------------------------------------------------------------------------------------------
 
+_counters = np.zeros(16, np.int64)  # two, each in a cache line of its own: pieces taken, and tasks that are done
 _scratch: dict[np.dtype, tuple[np.ndarray, int]] = {}
 
 
@@ -360,7 +403,7 @@ def _plan(
 ) -> tuple | None:
     """How to compute products of these shapes: None if an operand must be copied first, (tasks, 0) if by dot products.
 
-    Else (tasks, elements of scratch for each, what `_gemm` unpacks, and where each item of a, b and c begins).
+    Else (tasks, elements of scratch for each, what `_gemm` reads).
     """
     (m, depth), n = a_shape[-2:], b_shape[-1]
     a_steps, b_steps = _readable(a_shape, a_strides, size), _readable(b_shape, b_strides, size)
@@ -373,28 +416,32 @@ def _plan(
     nr = 2 * VECTOR_BYTES // size
     tiles, panels = -(-m // MR), -(-n // nr)
     block = min(-(-depth // (8 * -(-depth // KC))) * 8, KC)  # equal blocks, of whole vectors
-    direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and b_row * size <= 1024)))
+    direct_b = int(b_column == 1 and (m <= 2 * MR or (m <= 64 and depth * b_row * size <= L1)))
     tasks = max(1, min(threads, items * m * n * depth // TASK_GRAIN))
+    one_block = items == 1 and depth <= block
+    # the work of a task if the pieces are rows, or panels: what it multiplies, and what it packs, for each piece again
+    keep_a, keep_b = one_block and m <= MC, one_block and panels <= NC // nr
+    rows, columns = -(-tiles // tasks) * MR, -(-panels // tasks) * nr
+    by_rows = rows * n + PACKING * (n * (1 - direct_b) * (1 if keep_b else PIECES) + rows)
+    by_panels = m * columns + PACKING * (columns * (1 - direct_b) + m * (1 if keep_a else PIECES))
     if items % tasks == 0 or items >= 4 * tasks:
-        split = BY_ITEMS
+        split, things, smallest = BY_ITEMS, items, 1
+    elif by_rows <= by_panels:
+        split, things, smallest = BY_ROWS, tiles, (24 if keep_b else SMALLEST) // MR
     else:
-        rows = -(-tiles // tasks) * MR
-        columns = -(-panels // tasks) * nr
-        by_rows = rows * n + PACKING * (n * (1 - direct_b) + rows)
-        by_panels = m * columns + PACKING * (columns * (1 - direct_b) + m)
-        split = BY_ROWS if by_rows <= by_panels else BY_PANELS
+        split, things, smallest = BY_PANELS, panels, (64 if keep_a else SMALLEST) // nr
+    smallest = max(smallest, things // (32 * tasks), 1) if tasks > 1 else things
     part = MC * block + MR * nr + min(NC // nr, panels) * nr * block
     part = -(-part // 16) * 16
-    plan = [m, n, depth, block, part, split, *a_steps, *b_steps, direct_b, relu, accumulate]
+    counters = [runtime.address(_counters), runtime.address(_counters) + 64]
+    plan = [m, n, depth, block, part, split, smallest, *a_steps, *b_steps, direct_b, relu, accumulate, *counters]
     c_strides = tuple([size * m * n * math.prod(batch[i + 1 :]) for i in range(len(batch))])
-    return (
-        tasks,
-        part,
-        np.array(plan, np.int64),
+    offsets = (
         _offsets(batch, a_shape[:-2], a_strides[:-2], size),
         _offsets(batch, b_shape[:-2], b_strides[:-2], size),
         _offsets(batch, batch, c_strides, size),
     )
+    return tasks, part, np.concatenate([np.array(plan, np.int64), *offsets])
 
 
 def multiply(
@@ -431,7 +478,6 @@ def multiply(
         given = np.empty(0, c.dtype) if bias is None else bias
         few_rows(tasks, runtime.contiguous(a), runtime.contiguous(b.T), c, given, relu, accumulate)
         return
-    how, a_offsets, b_offsets, c_offsets = rest
     with runtime.lock:
         like, scratch = _reserve(c.dtype, tasks * part)
         recorder = _recorder.get()
@@ -439,7 +485,7 @@ def multiply(
             recorder.hold(like)
             recorder.require("matmul", [a, b, c, bias])
         at_bias = 0 if bias is None else runtime.address(bias)
-        _gemm(tasks, like, scratch, how, at_a, a_offsets, at_b, b_offsets, runtime.address(c), c_offsets, at_bias)
+        _gemm(tasks, like, scratch, rest[0], at_a, at_b, runtime.address(c), at_bias)
 
 
 def column_sums(g: np.ndarray) -> np.ndarray:

@@ -47,10 +47,27 @@ def _shuffle(builder, a, b, lanes):
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
 
 
+def _join(builder, parts):
+    """One vector of the numbers of all parts, in their order."""
+    while len(parts) > 1:
+        both = list(range(2 * parts[0].type.count))
+        parts = [_shuffle(builder, a, b, both) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
 def _splat(builder, scalar, vector):
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
     return _shuffle(builder, first, undefined, [0] * vector.count)
+
+
+def _prefetch(builder, pointer, for_writing=False):
+    """Ask for the cache line at `pointer`: into the L1 cache to write it, else into L2."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    settings = [number(1 if for_writing else 0), number(3 if for_writing else 2), number(1)]
+    builder.call(function, [builder.bitcast(pointer, byte), *settings])
 
 
 def _tile_product(columns):
@@ -80,6 +97,10 @@ def _tile_product(columns):
                 for place in row:
                     builder.store(zero, place)
             pa, b_start = _pointer(builder, vector, a_), _pointer(builder, vector, b_)
+            start = _pointer(builder, vector, c_)
+            for r in range(MR):  # C's lines come while the loop runs
+                end = builder.add(builder.mul(c_row_, integer(r)), integer(lanes * columns - 1))
+                _prefetch(builder, builder.gep(start, [end]), for_writing=True)
             with cgutils.for_range(builder, depth_, intp=integer) as loop:
                 k = loop.index
                 pb = builder.gep(b_start, [builder.mul(k, b_step_)])
@@ -90,7 +111,6 @@ def _tile_product(columns):
                     for s in range(columns):
                         place = sums[r][s]
                         builder.store(builder.call(multiply_add, [scalar, b_parts[s], builder.load(place)]), place)
-            start = _pointer(builder, vector, c_)
             c_parts = [
                 [
                     builder.gep(start, [builder.add(builder.mul(c_row_, integer(r)), integer(lanes * s))])
@@ -129,37 +149,38 @@ tile_2 = _tile_product(2)
 tile_1 = _tile_product(1)
 
 
-def _copy_rows(width_of, pieces):
-    """The intrinsic that cuts a row of neighbours into `pieces` of `width_of(lanes)`, each to the next tile or panel.
-
-    Piece i goes to target + i step.
-    """
+def _copy_runs(width_of, runs):
+    """The intrinsic that copies `runs` runs of `width_of(lanes)` neighbours: run i from source + i source_step to target + i step."""
 
     @intrinsic
-    def copy(typing, like, source, target, step):
+    def copy(typing, like, source, source_step, target, step):
         def generate(context, builder, sig, args):
             lanes = _vector(like)
-            width = width_of(lanes.count)
-            row = ir.VectorType(lanes.element, width)
-            p, q = _pointer(builder, row, args[1]), _pointer(builder, row, args[2])
-            integer = args[1].type
-            for i in range(pieces):
-                value = _load(builder, builder.gep(p, [integer(i * width)]), row)
-                _store(builder, value, builder.gep(q, [builder.mul(args[3], integer(i))]))
+            run = ir.VectorType(lanes.element, width_of(lanes.count))
+            _, source_, source_step_, target_, step_ = args
+            p, q = _pointer(builder, run, source_), _pointer(builder, run, target_)
+            for i in range(runs):
+                number = source_.type(i)
+                value = _load(builder, builder.gep(p, [builder.mul(source_step_, number)]), run)
+                _store(builder, value, builder.gep(q, [builder.mul(step_, number)]))
             return context.get_dummy_value()
 
-        return types.void(like, types.intp, types.intp, types.intp), generate
+        return types.void(like, types.intp, types.intp, types.intp, types.intp), generate
 
     return copy
 
 
-SIDES = 8  # tiles or panels that are filled side by side
-copy_a, copy_a_sides = _copy_rows(lambda lanes: MR, 1), _copy_rows(lambda lanes: MR, SIDES)
-copy_b, copy_b_sides = _copy_rows(lambda lanes: 2 * lanes, 1), _copy_rows(lambda lanes: 2 * lanes, SIDES)
+ROWS_A = 8  # rows of a transposed A that are read side by side
+SIDES = 8  # panels of B that are filled side by side
+copy_a, copy_a_rows = _copy_runs(lambda lanes: MR, 1), _copy_runs(lambda lanes: MR, ROWS_A)
+copy_b, copy_b_sides = _copy_runs(lambda lanes: 2 * lanes, 1), _copy_runs(lambda lanes: 2 * lanes, SIDES)
 
 
 def _transpose_block(rows_of):
-    """The intrinsic that writes `rows` x lanes numbers of the source as lanes x `rows` into the target."""
+    """The intrinsic that writes `rows` x lanes numbers of the source as lanes x `rows` into the target.
+
+    Whole vectors are stored: if `rows` are not whole vectors, some numbers beyond the last row of the target are overwritten.
+    """
 
     @intrinsic
     def transpose(typing, like, source, source_row, target, target_row):
@@ -169,27 +190,38 @@ def _transpose_block(rows_of):
             lanes, integer = vector.count, source_.type
             p, q = _pointer(builder, vector, source_), _pointer(builder, vector, target_)
             rows = rows_of(lanes)
-            for first in range(0, rows, lanes):
-                count = min(lanes, rows - first)
-                parts = [
-                    _load(builder, builder.gep(p, [builder.mul(source_row_, integer(first + r))]), vector)
-                    for r in range(count)
-                ]
-                parts += [ir.Constant(vector, ir.Undefined)] * (lanes - count)
-                half = lanes // 2
-                low = [x for i in range(half) for x in (i, lanes + i)]
-                high = [x for i in range(half, lanes) for x in (i, lanes + i)]
-                for _ in range(lanes.bit_length() - 1):  # each pass interleaves row i with row i + half
-                    parts = [
-                        _shuffle(builder, parts[i], parts[i + half], order)
-                        for i in range(half)
-                        for order in (low, high)
+            size = 4 if isinstance(vector.element, ir.FloatType) else 8
+            few = 16 // size  # what a quarter or a half of a vector holds: shuffles within these parts are cheap
+            part = ir.VectorType(vector.element, few)
+            low = [n + x for n in range(0, lanes, few) for i in range(few // 2) for x in (i, lanes + i)]
+            high = [x + few // 2 for x in low]
+
+            def load(row, column):
+                if row >= rows:
+                    return ir.Constant(part, ir.Undefined)
+                at = builder.add(builder.mul(source_row_, integer(row)), integer(column))
+                return _load(builder, builder.gep(p, [at]), part)
+
+            for column in range(0, lanes, few):
+                columns = []
+                for first in range(0, rows, lanes):
+                    # vector i: a part of row i, then of row i + few, and so on
+                    vectors = [
+                        _join(builder, [load(row, column) for row in range(first + i, first + lanes, few)])
+                        for i in range(few)
                     ]
-                for k, part in enumerate(parts):
-                    if count < lanes:
-                        part = _shuffle(builder, part, part, list(range(count)))
-                    at = builder.add(builder.mul(target_row_, integer(k)), integer(first))
-                    _store(builder, part, builder.gep(q, [at]))
+                    half = few // 2
+                    for _ in range(few.bit_length() - 1):  # each pass interleaves vector i with vector i + half
+                        vectors = [
+                            _shuffle(builder, vectors[i], vectors[i + half], order)
+                            for i in range(half)
+                            for order in (low, high)
+                        ]
+                    columns.append(vectors)
+                for k in range(few):  # row by row, since a row's last vector may reach into the next row
+                    for first, vectors in zip(range(0, rows, lanes), columns, strict=True):
+                        at = builder.add(builder.mul(target_row_, integer(column + k)), integer(first))
+                        _store(builder, vectors[k], builder.gep(q, [at]))
             return context.get_dummy_value()
 
         n = types.intp
@@ -221,3 +253,25 @@ def put(typing, like, address, index, value):
         return context.get_dummy_value()
 
     return types.void(like, types.intp, types.intp, like.dtype), generate
+
+
+@intrinsic
+def prefetch(typing, like, address):
+    """Ask for the cache line at this address, into the L2 cache."""
+
+    def generate(context, builder, sig, args):
+        _prefetch(builder, _pointer(builder, _vector(like), args[1]))
+        return context.get_dummy_value()
+
+    return types.void(like, types.intp), generate
+
+
+@intrinsic
+def count(typing, address, by):
+    """Add `by` to the integer at this address, which several threads count on, and give what it was."""
+
+    def generate(context, builder, sig, args):
+        place = builder.inttoptr(args[0], args[0].type.as_pointer())
+        return builder.atomic_rmw("add", place, args[1], "seq_cst")
+
+    return types.intp(types.intp, types.intp), generate
