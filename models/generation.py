@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,9 @@ Probabilities = NDArray[np.float64]
 
 #: Temperatures below this are the limit 0: the likeliest token, the lowest id of equals.
 GREEDY_BELOW = 1e-6
+
+#: From so many tokens on, the three steps that a capture begins with (two of them longer) are made up for.
+WORTH_CAPTURING = 24
 
 
 class LanguageModel(Protocol):
@@ -187,14 +190,28 @@ def _below(ids: NDArray[Any], limit: int, name: str) -> None:
         raise IndexError(f"{name}: id {wrong} is out of range, ids must be at least 0 and below {limit}")
 
 
-def _next_logits(model: Any, context: Ids, cache: KVCache | None) -> NDArray[Any]:
-    """Logits (B, V) after context (B, T), of which the cache may hold the beginning."""
-    if cache is not None and context.shape[1] <= model.block_size:
-        logits = model.next_logits(context[:, cache.length :], cache)
-    else:
-        # the window has moved: every position in it is another one, so it is read again
-        logits = model.next_logits(context[:, -model.block_size :])
-    return logits._data  # type: ignore[no-any-return]
+def _reader(model: Any, cache: KVCache | None, tokens: int) -> Callable[[Ids], NDArray[Any]]:
+    """Logits (B, V) after a context (B, T), of which the cache may hold the beginning.
+
+    A model that says that it `captures` is captured, if that many tokens are worth it.
+    """
+
+    def read_on(ids: Any) -> Any:
+        return model.next_logits(ids, cache)
+
+    one, whole = read_on, model.next_logits
+    if tokens >= WORTH_CAPTURING and getattr(model, "captures", False):
+        one, whole = tg.capture(read_on, warn=False), tg.capture(model.next_logits, warn=False)
+
+    def logits(context: Ids) -> NDArray[Any]:
+        if cache is None or context.shape[1] > model.block_size:
+            # where the window has moved, every position in it is another one, so it is read again
+            window = context[:, -model.block_size :]
+            return (whole if window.shape[1] == model.block_size else model.next_logits)(window)._data  # type: ignore[no-any-return]
+        new = context[:, cache.length :]
+        return (one if new.shape[1] == 1 else read_on)(new)._data  # type: ignore[no-any-return]
+
+    return logits
 
 
 def generate_stream(
@@ -264,8 +281,9 @@ def _steps(
     context[:, :length] = prompt
     cache = model.new_cache() if use_cache else None
     done = np.zeros(batch, dtype=bool)
+    logits = _reader(model, cache, max_new_tokens)
     for end in range(length, length + max_new_tokens):
-        new = sample_next(_next_logits(model, context[:, :end], cache), *choice, rng)
+        new = sample_next(logits(context[:, :end]), *choice, rng)
         if eos is not None:
             new[done] = eos
             done |= new == eos

@@ -43,6 +43,8 @@ class GPT(nn.Module):
     ()
     """
 
+    captures = True  # generation may capture `next_logits`, which does nothing but compute, and add to the cache
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         if not isinstance(config, GPTConfig):
@@ -109,7 +111,7 @@ class GPT(nn.Module):
     def hidden(self, ids: Any, cache: nn.KVCache | None = None) -> tg.Tensor:
         """The stream after the last block (and the final norm), (B, T, n_embd): what the head reads."""
         array = as_ids(ids, self.config.vocab_size, "GPT")
-        offset = 0 if cache is None else cache.length  # once, before any layer adds to the cache
+        offset = 0 if cache is None else cache.offset  # once, before any layer adds to the cache
         if array.ndim != 2 or array.shape[1] == 0:
             raise ValueError(f"GPT: ids must be (B, T) with T at least 1, got shape {array.shape}")
         if offset + array.shape[1] > self.config.block_size:

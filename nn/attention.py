@@ -201,7 +201,7 @@ class MultiHeadAttention(Module):
     ) -> Any:
         q, k, v = self._project(query, key, value)
         if isinstance(self.position, Rotary):
-            offset = 0 if cache is None else cache.length
+            offset = 0 if cache is None else cache.offset
             q, k = self.position(q, offset), self.position(k, offset)
         if cache is not None:
             k, v = cache.append(k, v)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import tinygrad_tf as tg
 
 from ..graph import Array
-from ..modes import not_captured
+from ..modes import Length, _recorder
 
 
 class LayerCache:
@@ -25,19 +27,45 @@ class LayerCache:
         Raises:
             ValueError: there is no room for them, or they do not fit the batch, heads or dtype of those before.
         """
-        not_captured("keys and values are cached")
-        new_keys, new_values, first = k._data, v._data, self.length
+        new_keys, new_values, recorder = k._data, v._data, _recorder.get()
+        end = self.length + new_keys.shape[2] if recorder is None else self.max_len
+        self._keys = self._room(self._keys, new_keys, end)
+        self._values = self._room(self._values, new_values, end)
+        if recorder is None:
+            self._add(new_keys, new_values)
+        else:
+            self._add_captured(recorder, new_keys, new_values)
+        return tg.Tensor(self._keys[:, :, : self.length]), tg.Tensor(self._values[:, :, : self.length])
+
+    def _add(self, new_keys: Array, new_values: Array) -> None:
+        first = self.length
         end = first + new_keys.shape[2]
         if end > self.max_len:
             raise ValueError(
                 f"KVCache({self.max_len}): holds {first} positions, there is no room for {new_keys.shape[2]} more"
             )
-        keys = self._keys = self._room(self._keys, new_keys, end)
-        values = self._values = self._room(self._values, new_values, end)
-        keys[:, :, first:end] = new_keys
-        values[:, :, first:end] = new_values
+        assert self._keys is not None and self._values is not None
+        self._keys[:, :, first:end] = new_keys
+        self._values[:, :, first:end] = new_values
         self.length = end
-        return tg.Tensor(keys[:, :, :end]), tg.Tensor(values[:, :, :end])
+
+    def _add_captured(self, recorder: Any, new_keys: Array, new_values: Array) -> None:
+        """Add, now and at each replay, as long as the buffers stay."""
+        keys, values = self._keys, self._values
+        recorder.state(self, lambda: self.length, self.truncate)
+        recorder.guards.append(lambda: self._keys is keys and self._values is values)
+        for buffer in (keys, values):
+            recorder.grows(buffer, lambda: self.length)
+        recorder.apply(self._add, new_keys, new_values)
+
+    @property
+    def offset(self) -> int:
+        """How many positions came before what is added next: `length`, which a capture's replays ask for anew."""
+        if _recorder.get() is None:
+            return self.length
+        offset = Length(self.length)
+        offset.now = lambda: self.length
+        return offset
 
     def _room(self, buffer: Array | None, new: Array, end: int) -> Array:
         """A buffer with room for `end` rows: zero-filled, so that no stray NaN stands behind the valid rows."""
@@ -90,6 +118,11 @@ class KVCache:
     def length(self) -> int:
         """How many positions every layer holds."""
         return min([layer.length for layer in self.layers])
+
+    @property
+    def offset(self) -> int:
+        """How many positions came before those that the first layer is given next."""
+        return self.layers[0].offset
 
     def __getitem__(self, index: int) -> LayerCache:
         return self.layers[index]

@@ -12,6 +12,7 @@ import numpy as np
 import tinygrad_tf as tg
 
 from ..graph import Array
+from ..modes import Length, converted, rows
 from . import functional as F
 from . import init
 from .module import Module, Parameter
@@ -54,6 +55,8 @@ class LearnedPosition(Module):
 
     def forward(self, x: tg.Tensor, offset: int = 0) -> tg.Tensor:
         _check_room(self, offset, x.shape[1], self.max_len)
+        if isinstance(offset, Length):
+            return tg.Tensor(rows(self.weight, offset, x.shape[1]))  # with a cache, nothing is recorded
         return self.weight[offset : offset + x.shape[1]]
 
 
@@ -83,7 +86,7 @@ class SinusoidalPosition(Module):
 
     def forward(self, x: tg.Tensor, offset: int = 0) -> tg.Tensor:
         _check_room(self, offset, x.shape[1], self.max_len)
-        return tg.Tensor(self._table[offset : offset + x.shape[1]].astype(x._data.dtype))
+        return tg.Tensor(converted(rows(self._table, offset, x.shape[1]), x._data.dtype))
 
 
 class Rotary(Module):
@@ -130,9 +133,9 @@ class Rotary(Module):
     def forward(self, x: tg.Tensor, offset: int = 0) -> tg.Tensor:
         if x.shape[-1:] != (self.d_k,):
             raise ValueError(f"Rotary({self.d_k}): the last axis of x must be {self.d_k}, got x of shape {x.shape}")
-        end = offset + x.shape[-2]
-        cos, sin = self.tables(end, x._data.dtype)
-        return F.rotary(x, cos[offset:end], sin[offset:end])
+        n = x.shape[-2]
+        cos, sin = self.tables(offset + n, x._data.dtype)
+        return F.rotary(x, rows(cos, offset, n), rows(sin, offset, n))
 
 
 class ALiBi(Module):

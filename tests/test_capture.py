@@ -267,6 +267,68 @@ def test_writing_in_place() -> None:
     assert is_captured(captured), state(captured).why
 
 
+# -- a cache of keys and values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_generation_is_captured(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens, before and behind the end of the window, at whatever length the cache has."""
+    model = gpt(block_size=24, **CONFIGS[name]).eval()
+    prompt = batch(1, rows)[0][:, :5]
+    made = []
+    capture = tg.capture
+    monkeypatch.setattr(tg, "capture", lambda function, warn: made.append(capture(function, warn=warn)) or made[-1])
+    tokens = {}
+    for worth in (1, 10**9):
+        monkeypatch.setattr("tinygrad_tf.models.generation.WORTH_CAPTURING", worth)
+        tokens[worth] = model.generate(prompt, 30, temperature=0.9, seed=4).numpy()
+    np.testing.assert_array_equal(*tokens.values())
+    assert len(made) == 2 and all(is_captured(c) for c in made), [c.why for c in made]
+
+
+def cached(model: Any) -> tuple[Any, Any]:
+    """A cache of three tokens, and a captured function that reads one more, so far that it is replayed."""
+    cache = model.new_cache()
+    captured = tg.capture(lambda ids: model(ids, cache))
+    model(batch(0, 1)[0][:, :3], cache)
+    for n in range(3):
+        captured(np.array([[n]]))
+    assert is_captured(captured) and cache.length == 6
+    return cache, captured
+
+
+def test_a_cache_is_as_it_was_after_an_error() -> None:
+    model = gpt(position="rotary").eval()
+    cache, captured = cached(model)
+    with pytest.raises(IndexError):
+        captured(np.array([[11]]))
+    assert [layer.length for layer in cache.layers] == [6, 6]
+    captured(np.array([[4]]))
+    captured(np.array([[5]]))
+    with pytest.raises(ValueError, match="no room"):
+        captured(np.array([[6]]))
+    assert [layer.length for layer in cache.layers] == [8, 8]
+
+
+@pytest.mark.parametrize("position", ["learned", "rotary"])
+def test_a_cache_that_is_cut_or_emptied(position: str) -> None:
+    model = gpt(position=position).eval()
+    cache, captured = cached(model)
+    for change in (lambda: cache.truncate(2), cache.reset, lambda: model(np.array([[7, 8]]), cache), cache.reset):
+        change()
+        for n in range(5):
+            fresh = model.new_cache()
+            for layer, other in zip(fresh.layers, cache.layers, strict=True):
+                layer.length = other.length
+                layer._keys, layer._values = (None if b is None else b.copy() for b in (other._keys, other._values))
+            ids = np.array([[n]])
+            np.testing.assert_array_equal(captured(ids).numpy(), model(ids, fresh).numpy())
+            if cache.length == 8:
+                break
+    assert captured.why is None
+
+
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 

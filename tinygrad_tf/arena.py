@@ -79,7 +79,7 @@ class Arena:
         if array.size == 0 or not isinstance(block, Block):
             return array
         chunk = block.place[0]
-        offset = array.ctypes.data - self.bases[chunk]
+        offset = array.__array_interface__["data"][0] - self.bases[chunk]
         return np.ndarray(array.shape, array.dtype, self.chunks[chunk].data, offset, array.strides)
 
     def poison(self) -> None:

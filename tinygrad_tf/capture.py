@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from . import graph, kernels, modes, rng
+from . import graph, kernels, modes
 from .arena import Arena, in_arena, owner_of
 from .config import config
 from .graph import TensorBase
@@ -145,8 +145,31 @@ class Recorder:
         self.leaves: list[tuple[TensorBase, Array, bool]] = []
         self.modules: dict[int, tuple[Any, bool]] = {}
         self.gradients: list[tuple[TensorBase, Array]] = []
+        self.states: dict[Any, tuple[Callable[[], Any], Callable[[Any], object]]] = {}
+        self.before: list[tuple[Callable[[Any], object], Any]] = []
+        self.guards: list[Callable[[], bool]] = []
+        self.lengths: dict[int, Callable[[], int]] = {}
         for array in inputs:
             self.hold(array)
+
+    def state(self, key: Any, save: Callable[[], Any], restore: Callable[[Any], object]) -> None:
+        """Note a state outside that steps change, before the first change: `restore(save())` leaves it as it is."""
+        if key not in self.states:
+            self.states[key] = save, restore
+            self.before.append((restore, save()))
+
+    def go_back(self) -> None:
+        for restore, value in self.before:
+            restore(value)
+
+    def grows(self, buffer: Array, length: Callable[[], int]) -> None:
+        """Note memory of which only a part counts, along the last axis but one: `length()` at the moment."""
+        self.hold(buffer)
+        self.lengths[id(owner_of(buffer))] = length
+
+    def length_of(self, array: Array) -> Callable[[], int] | None:
+        """How to learn the length of an array that grows from replay to replay; None for all others."""
+        return self.lengths.get(id(owner_of(array)))
 
     def hold(self, array: Array) -> Array:
         """Note memory that nobody else writes, or that is read as it is at each replay."""
@@ -338,12 +361,15 @@ class _Program:
         self.leaves = recorder.leaves
         self.modules = list(recorder.modules.values())
         self.gradients = [_Gradient(leaf, self.arena.fixed(a)) for leaf, a in recorder.gradients]
+        self.states, self.before = list(recorder.states.values()), recorder.before
+        self.guards = recorder.guards
         self.changes = modes.changes[0]
 
     def fits(self) -> bool:
         """Whether leaves and modules are as they were."""
         return (
             modes.changes[0] == self.changes
+            and all([guard() for guard in self.guards])
             and all([t._data is data and t._requires_grad is needs for t, data, needs in self.leaves])
             and all(
                 [
@@ -355,13 +381,24 @@ class _Program:
         )
 
     def replay(self, arrays: Sequence[Array]) -> None:
+        """Do all steps again for these inputs; raises what a step raises, and everything is then as it was before."""
+        self.before = [(restore, save()) for save, restore in self.states]
         for target, array in zip(self.inputs, arrays, strict=True):
             np.copyto(target, array)
         from .kernels import runtime
 
-        with runtime.lock, np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            for function, arguments in self.steps:
-                function(*arguments)
+        try:
+            with runtime.lock, np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                for function, arguments in self.steps:
+                    function(*arguments)
+        except BaseException:
+            self.go_back()
+            raise
+
+    def go_back(self) -> None:
+        """Undo what the last replay, or the recording, did to the states that are not the program's own."""
+        for restore, value in self.before:
+            restore(value)
 
     def release(self) -> bool:
         """Let go of the gradients that were handed out; False if somebody holds an array of one."""
@@ -473,38 +510,38 @@ class Captured:
         numbers = [a for a in arrays if isinstance(a, np.ndarray)]
         if not state.judged:
             return self._judge(state, program, arrays, numbers)
-        draws = rng.draws()
         try:
             program.replay(numbers)
         except CaptureError as error:
-            rng.set_draws(draws)
             return self._refuse(state, str(error), arrays)
         return program.deliver()
 
     def _record(self, state: _State, arrays: Sequence[Any]) -> Any:
-        draws = rng.draws()
         give_back_freed_memory()  # of the call before: what it computed lies in an arena from now on
         try:
             state.program = self._recorded(Arena(), arrays)
         except CaptureError as error:
-            rng.set_draws(draws)
             return self._refuse(state, str(error), arrays)
         return state.program.deliver()
 
     def _judge(self, state: _State, program: _Program, arrays: Sequence[Any], numbers: Sequence[Array]) -> Any:
         """Replay for the first time, from memory full of NaN, and compare with what the function does in the same memory."""
-        draws = rng.draws()
-        why = "its replay gave other numbers, so something that is no operation on tensors has a part in it"
         try:
-            expected = self._recorded(Arena(program.arena.chunks), arrays).digest()
-            rng.set_draws(draws)
-            program.arena.poison()
+            wanted = self._recorded(Arena(program.arena.chunks), arrays)
+        except CaptureError as error:
+            return self._refuse(state, str(error), arrays)
+        expected = wanted.digest()
+        wanted.go_back()
+        program.arena.poison()
+        why = None
+        try:
             program.replay(numbers)
-            right = program.digest() == expected
-        except (CaptureError, IndexError, ValueError) as error:
-            right, why = False, str(error)
-        if not right:
-            rng.set_draws(draws)
+            if program.digest() != expected:
+                program.go_back()
+                why = "its replay gave other numbers, so something that is no operation on tensors has a part in it"
+        except Exception as error:
+            why = f"its replay raised {type(error).__name__}: {error}"
+        if why is not None:
             return self._refuse(state, why, arrays)
         state.judged = True
         return program.deliver()
@@ -518,12 +555,15 @@ class Captured:
         token, changes = modes._recorder.set(recorder), modes.changes[0]
         try:
             results = self._function(*given)
+            if modes.changes[0] != changes:
+                raise CaptureError("it sets attributes of modules")
+            outputs = _detached(results, array=True)
+            _outputs(outputs, lambda array: recorder.require("the function", array))
+        except BaseException:
+            recorder.go_back()
+            raise
         finally:
             modes._recorder.reset(token)
-        if modes.changes[0] != changes:
-            raise CaptureError("it sets attributes of modules")
-        outputs = _detached(results, array=True)
-        _outputs(outputs, lambda array: recorder.require("the function", array))
         return _Program(recorder, inputs, _outputs(outputs, arena.fixed))
 
     def _refuse(self, state: _State, why: str, arrays: Sequence[Any]) -> Any:
@@ -557,10 +597,11 @@ def capture(function: Callable[..., Any], *, warn: bool = True) -> Captured:
     The first call runs the function as it is, the second records it, and the third does both: the replay, from memory full
     of NaN, must give what the function gives, bit for bit. So it must do nothing but compute. Parameters are read anew at
     each replay. After a parameter was replaced or frozen, an attribute of a module set, its mode switched or a hook registered, it
-    is recorded again; inside tg.profile(), tg.detect_anomaly(), tg.reference() it runs as it is.
+    is recorded again; inside tg.profile(), tg.detect_anomaly(), tg.reference() it runs as it is. Dropout draws anew at
+    each replay, and an `nn.KVCache` grows.
 
     A function that cannot be captured runs as it is ever after, with a warning that says why (so does `.why`): Python reads
-    a tensor's numbers, random tensors are made, keys and values are cached, an array comes from numpy alone.
+    a tensor's numbers, random tensors are made, an array comes from numpy alone.
 
     Raises TypeError for an argument that requires grad, and at a replay, too, what operations raise for wrong
     numbers (an id out of range).

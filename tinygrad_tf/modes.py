@@ -46,6 +46,29 @@ def converted(array: Array, dtype: Any) -> Array:
     return array if array.dtype == dtype else cast(Array, compute(lambda a: a.astype(dtype), array))
 
 
+class Length(int):
+    """How much a cache holds, and how to ask it again: what a capture's replays do."""
+
+    now: Callable[[], int]
+
+
+def rows(table: Any, first: int, n: int) -> Array:
+    """table[first : first + n] as an ndarray; where `first` is a Length, a capture's replays read what then stands there."""
+    recorder, given = _recorder.get(), table
+    table = getattr(table, "_data", table)
+    if recorder is None or not isinstance(first, Length):
+        return cast(Array, table[first : first + n])
+    recorder.given([given])
+    out: Array = recorder.empty((n, *table.shape[1:]), table.dtype)
+    recorder.apply(_copy_rows, out, recorder.hold(table), first.now)
+    return out
+
+
+def _copy_rows(out: Array, table: Array, first: Callable[[], int]) -> None:
+    start = first()
+    out[...] = table[start : start + len(out)]
+
+
 def check(function: Callable[..., Any], *args: Any) -> None:
     """function(*args), which raises or returns nothing; a capture's replays do it again."""
     recorder = _recorder.get()

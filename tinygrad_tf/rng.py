@@ -65,6 +65,7 @@ def next_draw() -> Array:
     if recorder is None:
         _draw(draw)
     else:
+        recorder.state("draws", _draws, _set_draws)
         recorder.apply(_draw, recorder.hold(draw))
     return draw
 
@@ -74,11 +75,9 @@ def _draw(draw: Array) -> None:
     draw[:] = _state.seed, _state.call
 
 
-def draws() -> int:
-    """How many draws there were since the seed: all that a capture may change of the random state."""
+def _draws() -> int:
     return _state.call
 
 
-def set_draws(number: int) -> None:
-    """Go back to where `draws` gave this number."""
+def _set_draws(number: int) -> None:
     _state.call = number

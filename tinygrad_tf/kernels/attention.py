@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
+from ..modes import _recorder
 from .attention_backward import backward_tiles
 from .attention_forward import forward_tiles
 from .attention_tile import BOOL_MASK, FLOAT_MASK, GEOMETRY_SIZE, NO_MASK, SMALL, TILE, TK, TQ, B, H, copy, dropout_row
@@ -98,6 +100,11 @@ def _reals(scale: float, dropout_p: float) -> np.ndarray:
     return np.array([scale, dropout_p])
 
 
+def _set_length(geometry: np.ndarray, length: Callable[[], int]) -> None:
+    """Note how many keys there are by now."""
+    geometry[TK] = length()
+
+
 def _slopes(slopes: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
     return _NOTHING[dtype] if slopes is None else contiguous(slopes, dtype)
 
@@ -145,6 +152,11 @@ def attention(
         slopes is not None,
         dropout_p > 0,
     )
+    recorder = _recorder.get()
+    length = None if recorder is None else recorder.length_of(k)
+    if length is not None:
+        geometry = geometry.copy()
+        recorder.apply(_set_length, geometry, length)
     units = batch * heads * (1 if length_q <= SMALL else -(-length_q // TILE))
     work = batch * heads * length_q * length_k * (dk + dv) // 4
     forward_tiles(

@@ -315,17 +315,19 @@ class Kernel:
     def __call__(self, n_tasks: int, *arguments) -> None:
         recorder = _recorder.get()
         if recorder is not None:
-            self._record(recorder, n_tasks, arguments)
-            return
+            arguments = recorder.plain(arguments)
         runner = _runners.get(_serial) or _runner()
         for launch, code in self.compiled.values():
             if launch(runner, code, n_tasks, *arguments):
-                return
-        launch, code, arguments = self._compiled_for(arguments)
-        if not launch(runner, code, n_tasks, *arguments):
-            raise AssertionError(f"{self.__name__}: the arguments are not what they were found to be")
+                break
+        else:
+            launch, code, arguments = self._compile_for(arguments)
+            if not launch(runner, code, n_tasks, *arguments):
+                raise AssertionError(f"{self.__name__}: the arguments are not what they were found to be")
+        if recorder is not None:
+            recorder.launch(arguments, n_tasks, lambda fixed: note(launch, code, fixed))
 
-    def _compiled_for(self, arguments) -> tuple:
+    def _compile_for(self, arguments) -> tuple:
         """What launches this kernel with such arguments, its address, and the arguments in the form that it takes."""
         arguments = [plain(a) for a in arguments]
         kinds = tuple([kind_of(a) for a in arguments])
@@ -335,12 +337,6 @@ class Kernel:
                 code = _compile(self.__wrapped__, _name(self.__wrapped__), signature)
                 self.compiled = {**self.compiled, kinds: (_entry(kinds), code)}
         return *self.compiled[kinds], arguments
-
-    def _record(self, recorder, n_tasks: int, arguments) -> None:
-        """Run, and give a capture's recorder what `replay` runs again."""
-        launch, code, arguments = self._compiled_for(recorder.plain(arguments))
-        launch(_runner(), code, n_tasks, *arguments)
-        recorder.launch(arguments, n_tasks, lambda fixed: note(launch, code, fixed))
 
 
 def kernel(function):
