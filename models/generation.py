@@ -199,7 +199,8 @@ def _reader(model: Any, cache: KVCache | None, tokens: int) -> Callable[[Ids], N
     def read_on(ids: Any) -> Any:
         return model.next_logits(ids, cache)
 
-    one, whole = read_on, model.next_logits
+    one: Callable[[Any], Any] = read_on
+    whole: Callable[[Any], Any] = model.next_logits
     if tokens >= WORTH_CAPTURING and getattr(model, "captures", False):
         one, whole = tg.capture(read_on, warn=False), tg.capture(model.next_logits, warn=False)
 

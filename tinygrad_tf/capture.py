@@ -1,13 +1,12 @@
 """`capture`: a function of tensors, recorded once as a list of kernel calls, and from then on replayed without Python.
 
-A training step of a small model spends more time in Python (modules, the graph, checks, allocations) than a big one, and
-the same Python comes to the same kernel calls on arrays of the same shapes in every step. A `Recorder` notes them while the
-function runs as it always does, with all results in an `Arena`, so that each array lies where it lay before. What numpy
-computes on the way is noted too, since the arrays that it is given are `_Traced` ones.
+A training step of a small model spends as much time in Python (modules, the graph, checks, allocations) as in its kernels,
+and for the same shapes the same Python comes to the same kernel calls in every step. While the function runs as it always
+does, a `Recorder` notes them, with all results in an `Arena`, so that each array lies where it lay before.
 
-Nothing may slip through unseen, so a step is refused whose operand nobody knows: it must be an input, a leaf tensor, a
-constant, or the result of another step. And before a program is used, it is judged: its memory is filled with NaN, it is replayed on
-new inputs, and must give what the function itself gives for them, bit for bit.
+Nothing may slip through unseen: a step is refused whose operand the recorder does not know. And before a program is used,
+it is judged: its memory is filled with NaN, and its replay on new inputs must give what the function itself gives for
+them, bit for bit.
 """
 
 from __future__ import annotations
@@ -25,289 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from . import graph, kernels, modes
-from .arena import Arena, in_arena, owner_of
+from . import graph, modes
+from .arena import Arena
 from .config import config
 from .graph import TensorBase
-from .kernels.host import address, get_num_threads
+from .kernels.host import get_num_threads
 from .memory import give_back_freed_memory
 from .modes import Array, CaptureError
+from .tracing import Recorder, launch
 
-SMALL = 64  # elements: arrays up to this size may be a kernel's settings
 PROGRAMS = 8  # kept for a function, one for each list of shapes
-
-
-# -- recording ---------------------------------------------------------------------------------------------------------
-
-
-class _Traced(np.ndarray[Any, np.dtype[Any]]):
-    """An array whose uses by numpy are noted by the recorder of the moment."""
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
-        function = getattr(ufunc, method)
-        if function == np.add.__call__ and not kwargs and kernels.elementwise.adds(*_plain(inputs), *_plain(out or ())):
-            return _recorder().sum(*_plain(inputs), *_plain(out or ()))
-        if out is not None or method == "at":
-            targets = inputs[:1] if out is None else out
-            plain = {} if out is None else {"out": _plain(out)}
-            _recorder().apply(function, *_plain(inputs), **_plain(kwargs), **plain)
-            return targets[0] if len(targets) == 1 else targets
-        return _recorder().result(function, *_plain(inputs), **_plain(kwargs))
-
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return _recorder().result(function, *_plain(args), **_plain(kwargs))
-
-
-def _recorder() -> Recorder:
-    recorder: Recorder = modes._recorder.get()
-    return recorder
-
-
-def _result_method(name: str) -> Any:
-    def method(self: _Traced, *args: Any, **kwargs: Any) -> Any:
-        return _recorder().result(getattr(np.ndarray, name), _plain(self), *_plain(args), **_plain(kwargs))
-
-    return method
-
-
-def _refused_method(name: str) -> Any:
-    def method(self: _Traced, *args: Any, **kwargs: Any) -> Any:
-        raise CaptureError("Python reads a number that was computed from an input")
-
-    return method
-
-
-# Methods that compute without a ufunc. (Python's operators and sum, mean, max and the like are made of ufuncs.)
-for _name in (
-    "argmax argmin argpartition argsort astype choose clip compress copy cumprod cumsum diagonal dot flatten nonzero ravel "
-    "repeat reshape round searchsorted std take trace var __getitem__"
-).split():
-    setattr(_Traced, _name, _result_method(_name))
-for _name in "__bool__ __float__ __int__ __index__ __complex__ item tolist tobytes".split():
-    setattr(_Traced, _name, _refused_method(_name))
-
-
-def _in_place_method(name: str) -> Any:
-    def method(self: _Traced, *args: Any, **kwargs: Any) -> None:
-        _recorder().apply(getattr(np.ndarray, name), _plain(self), *_plain(args), **_plain(kwargs))
-
-    return method
-
-
-for _name in "__setitem__ fill partition put sort".split():
-    setattr(_Traced, _name, _in_place_method(_name))
-
-
-def _plain(value: Any) -> Any:
-    """The value with ordinary arrays in place of traced ones; the owner itself where one is all of it."""
-    if type(value) is _Traced:
-        owner = owner_of(value)
-        offset = address(value) - address(owner)
-        if not offset and (owner.shape, owner.strides, owner.dtype) == (value.shape, value.strides, value.dtype):
-            return owner
-        if owner.flags.c_contiguous and owner.size:  # a view of the owner itself, as an operation would have made it
-            return np.ndarray(value.shape, value.dtype, owner, offset, value.strides)
-        return value.view(np.ndarray)
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(_plain(v) for v in value)
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return value
-
-
-def _again(function: Callable[..., Any], args: Any, kwargs: Any, kept: list[Array]) -> None:
-    """A step: compute, and put the results where they lay."""
-    result = function(*args, **kwargs)
-    for target, array in zip(kept, result if isinstance(result, (tuple, list)) else [result], strict=True):
-        if target.shape != np.shape(array):
-            raise CaptureError(f"a shape depends on the numbers: {target.shape} became {np.shape(array)}")
-        np.copyto(target, array)
-
-
-def _launch(note: Array, n_tasks: int, arguments: Any) -> None:
-    """Stands for a kernel's call among the steps; a program joins what follows on one another."""
-
-
-#: What asks numpy for shapes and dtypes, which a replay does not need to ask for again.
-_ABOUT_ARRAYS = {
-    np.result_type, np.can_cast, np.shape, np.ndim, np.size, np.may_share_memory, np.shares_memory, np.iscomplexobj,
-    np.isrealobj, np.common_type, np.min_scalar_type,
-}  # fmt: skip
-
-
-class Recorder:
-    """Runs what operations give it, and notes it as steps that can be done again: (function, arguments)."""
-
-    def __init__(self, arena: Arena, inputs: Sequence[Array]):
-        self.arena = arena
-        self.steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self.held: dict[int, Array] = {}  # memory that stays where it is: inputs, leaves and constants, by their owner
-        self.leaves: list[tuple[TensorBase, Array, bool]] = []
-        self.modules: dict[int, tuple[Any, bool]] = {}
-        self.gradients: list[tuple[TensorBase, Array]] = []
-        self.states: dict[Any, tuple[Callable[[], Any], Callable[[Any], object]]] = {}
-        self.before: list[tuple[Callable[[Any], object], Any]] = []
-        self.guards: list[Callable[[], bool]] = []
-        self.lengths: dict[int, Callable[[], int]] = {}
-        for array in inputs:
-            self.hold(array)
-
-    def state(self, key: Any, save: Callable[[], Any], restore: Callable[[Any], object]) -> None:
-        """Note a state outside that steps change, before the first change: `restore(save())` leaves it as it is."""
-        if key not in self.states:
-            self.states[key] = save, restore
-            self.before.append((restore, save()))
-
-    def go_back(self) -> None:
-        for restore, value in self.before:
-            restore(value)
-
-    def grows(self, buffer: Array, length: Callable[[], int]) -> None:
-        """Note memory of which only a part counts, along the last axis but one: `length()` at the moment."""
-        self.hold(buffer)
-        self.lengths[id(owner_of(buffer))] = length
-
-    def length_of(self, array: Array) -> Callable[[], int] | None:
-        """How to learn the length of an array that grows from replay to replay; None for all others."""
-        return self.lengths.get(id(owner_of(array)))
-
-    def hold(self, array: Array) -> Array:
-        """Note memory that nobody else writes, or that is read as it is at each replay."""
-        if not in_arena(array):
-            owner = owner_of(array)
-            self.held[id(owner)] = owner
-        return array
-
-    def knows(self, array: Array) -> bool:
-        return in_arena(array) or id(owner_of(array)) in self.held or array.size == 0
-
-    def require(self, name: str, arrays: Any) -> None:
-        """Raise CaptureError for a result of an operation that no step computes."""
-        for array in arrays if isinstance(arrays, (tuple, list)) else [arrays]:
-            if isinstance(array, np.ndarray) and not self.knows(array):
-                raise CaptureError(f"{name} computes with an array that is no operation's result")
-
-    def given(self, values: Any) -> None:
-        """Note the arguments of an operation: new ones are leaves and constants."""
-        for value in values:
-            if isinstance(value, TensorBase):
-                if not self.knows(value._data):
-                    if value._node is not None:
-                        raise CaptureError(f"a tensor of shape {value._data.shape} from outside has a history")
-                    self.leaves.append((value, value._data, value._requires_grad))
-                    self.hold(value._data)
-                elif value._node is None and value._requires_grad and not any(value is t for t, _, _ in self.leaves):
-                    self.leaves.append((value, value._data, True))
-            elif isinstance(value, np.ndarray):
-                self.hold(value)
-            elif isinstance(value, (tuple, list)):
-                self.given(value)
-
-    def module(self, module: Any) -> None:
-        """Note that a module was called, in its mode."""
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise CaptureError(f"{type(module).__name__} has hooks")
-        self.modules[id(module)] = module, module.training
-
-    def plain(self, values: Any) -> Any:
-        return _plain(values)
-
-    # -- memory
-
-    def empty(self, shape: Any, dtype: Any) -> Array:
-        return self.arena.empty(shape, dtype)
-
-    def sum(self, a: Array, b: Array, out: Array | None = None) -> Any:
-        """a + b of one shape by a kernel: on all threads, and launches on both sides stay together."""
-        kept = self.empty(a.shape, a.dtype) if out is None else out
-        kernels.elementwise.add(a, b, kept)
-        return self.traced(kept)
-
-    def _like(self, array: Array) -> Array:
-        """A new array of this shape, dtype and order of axes in memory, on which later sums depend in their last bits."""
-        order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-        if order == sorted(order):
-            return self.empty(array.shape, array.dtype)
-        inverse = sorted(range(array.ndim), key=order.__getitem__)
-        return self.empty(tuple([array.shape[axis] for axis in order]), array.dtype).transpose(inverse)
-
-    def fixed(self, value: Any) -> Any:
-        """A step's argument: arrays without a claim on their memory, which later steps may use again."""
-        if isinstance(value, np.ndarray):
-            return self.arena.fixed(_plain(value))
-        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-            return type(value)(self.fixed(v) for v in value)
-        return value
-
-    # -- steps
-
-    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        if kwargs:
-            function = functools.partial(function, **{k: self.fixed(v) for k, v in kwargs.items()})
-        self.steps.append((function, tuple([self.fixed(a) for a in args])))
-
-    def launch(self, arguments: Any, n_tasks: int, note: Callable[[Any], Array]) -> None:
-        """Note the call of a kernel, which has just been made: `note` gives it in the form that `replayer` wants."""
-        for a in arguments:
-            if isinstance(a, np.ndarray) and a.size > SMALL and a.dtype != np.int64:
-                self.require("a kernel", a)
-        fixed = self.fixed(arguments)
-        self.steps.append((_launch, (note(fixed), n_tasks, fixed)))
-
-    def apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Do and note what writes into its arguments."""
-        function(*args, **kwargs)
-        self.step(function, *args, **kwargs)
-
-    def result(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Do and note what gives new arrays, or views of known ones, which need no step."""
-        result = function(*args, **kwargs)
-        if function in _ABOUT_ARRAYS:
-            return result
-        if result is None:
-            self.step(function, *args, **kwargs)
-            return None
-        several = isinstance(result, (tuple, list))
-        parts = [np.asarray(part) for part in (result if several else [result])]
-        if function is not np.count_nonzero and not all(
-            [isinstance(part, (np.ndarray, np.generic)) for part in (result if several else [result])]
-        ):
-            raise CaptureError(f"numpy's {function.__name__} tells Python about numbers")
-        if all(self.knows(part) for part in parts):
-            kept = parts
-        else:
-            kept = [self._like(part) for part in parts]
-            for target, part in zip(kept, parts, strict=True):
-                np.copyto(target, part)
-            if isinstance(getattr(function, "__self__", None), np.ufunc) or isinstance(function, np.ufunc):
-                self.step(function, *args, **kwargs, out=tuple(kept))
-            else:
-                fixed = {k: self.fixed(v) for k, v in kwargs.items()}
-                self.steps.append((_again, (function, self.fixed(args), fixed, self.fixed(kept))))
-        return tuple([self.traced(k) for k in kept]) if several else self.traced(kept[0])
-
-    def traced(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return value.view(_Traced)
-        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-            return type(value)(self.traced(v) for v in value)
-        return value
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """function(*args), noting what numpy does in it."""
-        result = _plain(function(*[self.traced(a) for a in args]))
-        self.require(getattr(function, "__name__", "an operation"), result)
-        return result
-
-    def gradient(self, leaf: TensorBase, value: Any, own: bool) -> None:
-        """Take a leaf's whole gradient."""
-        if isinstance(value, TensorBase):
-            raise CaptureError("backward with create_graph")
-        whole = own and value.flags.c_contiguous
-        self.gradients.append((leaf, value if whole else modes.copied(value)))
-
-
-# -- replaying ---------------------------------------------------------------------------------------------------------
 
 
 class _Place:
@@ -425,7 +151,7 @@ def _joined(steps: list[Any]) -> list[tuple[Callable[..., Any], tuple[Any, ...]]
     from .kernels import runtime
 
     joined: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-    for launched, group in itertools.groupby(steps, key=lambda step: step[0] is _launch):
+    for launched, group in itertools.groupby(steps, key=lambda step: step[0] is launch):
         if launched:
             notes = [arguments for _, arguments in group]
             joined.append((runtime.replayer([n[0] for n in notes], [n[1] for n in notes]), ()))
