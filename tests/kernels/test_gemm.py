@@ -199,6 +199,9 @@ def test_bc61_same_bits_on_any_number_of_threads():
         ((300, 520), (520, 18), True),
         ((9, 40, 50), (9, 50, 60), False),
         ((3, 170, 180), (3, 180, 190), True),
+        ((700, 90), (90, 40), False),  # many pieces of rows, that share what is packed of b
+        ((60, 90), (90, 900), False),  # many pieces of columns, that share a
+        ((400, 600), (600, 900), True),  # pieces that pack anew
     ]
     before = runtime.get_num_threads()
     try:
@@ -208,10 +211,11 @@ def test_bc61_same_bits_on_any_number_of_threads():
             if turn:
                 a, b = transposed(a), transposed(b)
             results = []
-            for threads in (1, 2, 4, 2, 1):
+            for threads in (1, 2, 4, 2, 3):
                 runtime.set_num_threads(threads)
                 results.append(matmul(a, b, bias=bias))
             assert all(np.array_equal(r, results[0]) for r in results)
+            assert not gemm._counters.any()
             check(a, b, results[0], bias)
     finally:
         runtime.set_num_threads(before)

@@ -179,3 +179,38 @@ def test_bare_import_names_the_right_one(name: str) -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode and f"ImportError: these {'layers' if name == 'nn' else 'models'}" in run.stderr
     assert f"from tinygrad_tf import {name}" in run.stderr
+
+
+def test_registered_names_as_attributes() -> None:
+    """What is assigned over a registered name, or defined in a subclass, comes first; a class itself has none."""
+    layer, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    with pytest.raises(AttributeError):
+        _ = nn.Linear.weight
+    assert not hasattr(nn.Linear, "bias") and nn.Linear(3, 2, bias=False).bias is None
+    replaced = nn.Parameter(tg.ones(2, 3))
+    layer._parameters["weight"] = replaced
+    assert layer.weight is replaced and other.weight is not replaced
+    del layer.weight
+    with pytest.raises(AttributeError, match="Linear has no attribute 'weight'"):
+        _ = layer.weight
+    layer.weight = tg.full((2, 3), 2.0)  # a plain tensor, as weight normalization puts there
+    assert (layer(tg.ones(1, 3)).numpy() - layer.bias.numpy() == 6).all() and "weight" not in layer._parameters
+
+    class Doubled(nn.Linear):
+        @property
+        def weight(self) -> tg.Tensor:
+            return self._parameters["weight"] * 2
+
+    doubled = Doubled(3, 2)
+    assert (doubled.weight.numpy() == 2 * doubled._parameters["weight"].numpy()).all()  # type: ignore[union-attr]
+    assert (other.weight.numpy() == other._parameters["weight"].numpy()).all()  # type: ignore[union-attr]
+
+    class Either(nn.Module):
+        def __init__(self, buffer: bool):
+            super().__init__()
+            if buffer:
+                self.register_buffer("x", tg.ones(1))
+            else:
+                self.x = nn.Parameter(tg.zeros(1))
+
+    assert Either(False).x.item() == 0 and Either(True).x.item() == 1

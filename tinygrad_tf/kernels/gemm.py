@@ -7,8 +7,9 @@ stays in the L1 cache, a block of A (MC x KC) in L2, a chunk of B (KC x NC) in L
 it serves few rows only, and A into tiles (KC x MR). The loops are those of Goto & van de Geijn 2008,
 "Anatomy of High-Performance Matrix Multiplication", section 5.
 
-Every task packs what it needs for its own part of C: packing twice costs less than waiting for one another. A number
-of C is always the same sum in the same order, since the blocks depend on K alone: never on the tasks.
+The tasks take pieces of C until none is left, and pack what they need for their own: packing twice costs less than
+waiting for one another. What comes next, C's tile and B's next panel, is asked for before it is needed. A number of C is
+always the same sum in the same order, since the blocks depend on K alone: never on the tasks.
 """
 
 from __future__ import annotations
@@ -198,23 +199,27 @@ def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
                     last = k + deep == depth
                     bias_here = bias if last else 0
                     relu_here = relu if last else 0
-                    if pieces == 0 or not keep_b:
-                        b_from = b_item + (k * b_row + packed_from * nr * b_column) * size
-                        columns = min(n, j1 * nr) - packed_from * nr
-                        _pack_b(like, b_from, b_row, b_column, columns, deep, packed_b)
                     for i0 in range(row0, row1, MC):
                         i1 = min(i0 + MC, row1)
                         if pieces == 0 or not keep_a:
                             a_from = a_item + (i0 * a_row + k * a_column) * size
                             _pack_a(like, a_from, a_row, a_column, i1 - i0, deep, packed_a)
                         for j in range(j0, j1):
+                            ready = j - packed_from
+                            if i0 == row0 and ready >= 0 and ready % SIDES == 0 and (pieces == 0 or not keep_b):
+                                # packed just before it is used for the first time, while it is near
+                                b_from = b_item + (k * b_row + j * nr * b_column) * size
+                                columns = min(n, min(j + SIDES, j1) * nr) - j * nr
+                                _pack_b(
+                                    like, b_from, b_row, b_column, columns, deep, packed_b + ready * deep * nr * size
+                                )
                             wide = min(nr, n - j * nr)
-                            if j < packed_from:
+                            if ready < 0:
                                 b_here, b_step = b_item + (k * b_row + j * nr) * size, b_row
                             else:
-                                b_here, b_step = packed_b + (j - packed_from) * deep * nr * size, nr
+                                b_here, b_step = packed_b + ready * deep * nr * size, nr
                             # while a panel is used, the next one comes into L2, a part with every tile
-                            far = j >= packed_from and (j1 - packed_from) * deep * nr * size > L2
+                            far = ready >= 0 and (j1 - packed_from) * deep * nr * size > L2
                             lines = -(-deep * nr * size * MR // (CACHE_LINE * (i1 - i0))) if far else 0
                             coming = b_here + deep * nr * size
                             half = 2 * wide <= nr

@@ -12,9 +12,9 @@ parallel. It is compiled with numba at its first call, never at import, once for
 
 What a task computes depends on the problem and its cut alone, and no number depends on the cut, so results are the same,
 bit for bit, on 1 to N threads. numba's own settings are left as they are: they belong to the user's process. Kernels
-run one at a time, under a process-wide lock, since numba's workqueue layer (its last choice) aborts when two Python
-threads enter it at once. In a forked child of a process whose threads were OpenMP's (which would kill the child), the
-tasks run one after another.
+run one at a time, since a launch (launch.py) holds Python's lock: numba's workqueue layer (its last choice) aborts when
+two Python threads enter it at once. `lock` is for what spans several launches, and for compiling. In a forked child of a
+process whose threads were OpenMP's (which would kill the child), the tasks run one after another.
 """
 
 from __future__ import annotations
