@@ -121,7 +121,7 @@ def options(documentation: str | None, **more: dict[str, Any]) -> argparse.Names
 def table(headers: list[str], rows: list[list[Any]]) -> str:
     """A table of text, numbers to the right."""
     cells = [[c if isinstance(c, str) else f"{c:.3g}" for c in row] for row in rows]
-    widths = [max(len(h), *(len(r[i]) for r in cells)) for i, h in enumerate(headers)]
+    widths = [max([len(h), *(len(r[i]) for r in cells)]) for i, h in enumerate(headers)]
     lines = ["  ".join(h.ljust(w) for h, w in zip(headers, widths, strict=True))]
     for row, original in zip(cells, rows, strict=True):
         lines.append(
