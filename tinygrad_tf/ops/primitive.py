@@ -283,13 +283,14 @@ class Primitive(_Callable):
         if self.several:
             g = [full(m[0], 0, m[1]) if part is None else part for part, m in zip(grads, node.outputs, strict=True)]
         results: list[Any] = []
+        recorder = None if create_graph else modes._recorder.get()
         for i, needed in enumerate(needs):
             rule, names = self.rules[0 if self.variadic else i]
             if not needed:
                 results.append(None)
             else:
-                compute = rule if create_graph else functools.partial(modes.compute, rule)
-                results.append(compute(g, *[i if name == "i" else opened[name] for name in names]))
+                named = [i if name == "i" else opened[name] for name in names]
+                results.append(rule(g, *named) if recorder is None else recorder.run(rule, g, *named))
         return results
 
 
