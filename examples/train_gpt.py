@@ -144,7 +144,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, Path]:
                 f"--resume takes all settings from {run / 'config.json'}, where --{key.replace('_', '-')} is "
                 f"{config['options'].get(key)}; it cannot become {value}"
             )
-    settings = {**config["options"], "resume": options.resume, "stop_at": options.stop_at, "threads": options.threads}
+    now = {key: getattr(options, key) for key in NOT_SETTINGS - {"out"}}
+    settings = {**config["options"], **now}
     return argparse.Namespace(**settings), run
 
 
