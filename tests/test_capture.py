@@ -306,7 +306,7 @@ def test_a_cache_is_as_it_was_after_an_error() -> None:
     assert [layer.length for layer in cache.layers] == [6, 6]
     captured(np.array([[4]]))
     captured(np.array([[5]]))
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match="more than block_size"):
         captured(np.array([[6]]))
     assert [layer.length for layer in cache.layers] == [8, 8]
 
@@ -327,6 +327,26 @@ def test_a_cache_that_is_cut_or_emptied(position: str) -> None:
             if cache.length == 8:
                 break
     assert captured.why is None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_longer_text_than_the_tables_had_room_for(name: str) -> None:
+    """Rotary tables begin with 64 rows."""
+    model = gpt(block_size=80, **CONFIGS[name]).eval()
+    ids = model.generate([1, 2], 78, seed=1).numpy()
+    np.testing.assert_array_equal(ids, model.generate([1, 2], 78, seed=1, use_cache=False).numpy())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_cache_with_more_room_than_the_model_has(name: str) -> None:
+    model = gpt(**CONFIGS[name]).eval()
+    cache = nn.KVCache(20, 2)
+    captured = tg.capture(lambda ids: model(ids, cache))
+    for _ in range(8):
+        captured(np.array([[1]]))
+    with pytest.raises(ValueError, match="more than block_size 8"):
+        captured(np.array([[1]]))
+    assert cache.length == 8
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ def rows(table: Any, first: int, n: int) -> Array:
     if recorder is None or not isinstance(first, Length):
         return cast(Array, table[first : first + n])
     recorder.given([given])
+    recorder.guards.append(lambda: first.now() + n <= len(table))  # else it is recorded again, with a longer table
     out: Array = recorder.empty((n, *table.shape[1:]), table.dtype)
     recorder.apply(_copy_rows, out, recorder.hold(table), first.now)
     return out
