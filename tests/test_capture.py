@@ -267,6 +267,40 @@ def test_writing_in_place() -> None:
     assert is_captured(captured), state(captured).why
 
 
+#: A table of weights, and inputs of which the judge may see one only: (function of x, of an input, and of w; two inputs).
+_ONES = np.ones((4, 3))
+_SEEN_LATE = {
+    "integers times floats": (lambda x, m, w: (x @ w) * m, _ONES.astype(np.int64)),
+    "booleans times floats": (lambda x, m, w: m * (x @ w), _ONES > 0),
+    "a seed of another dtype": (lambda x, m, w: (x @ w).backward(m), _ONES),
+    "a copy": (lambda x, m, w: (x @ w) * tg.tensor(m, dtype=np.float32), _ONES),
+    "a list of tensors": (lambda x, m, w: (x @ w) * tg.tensor([m.sum(), 2.0, 3.0]), _ONES),
+    "weights of attention": (lambda x, m, w: F.attention_weights(
+        (x @ w).reshape(1, 1, 4, 3), x[:, :3].reshape(1, 1, 4, 3), 1.0, False, m[:, :1].reshape(1, 1, 1, 4)), _ONES > 0),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*not captured.*")
+@pytest.mark.parametrize("name", _SEEN_LATE)
+def test_an_input_that_changes_late(name: str) -> None:
+    """What is equal at the first calls and then is not: a mask, for instance, of a batch without padding."""
+    part, ones = _SEEN_LATE[name]
+    w = tg.tensor(np.random.default_rng(0).standard_normal((4, 3)), dtype=np.float32, requires_grad=True)
+
+    def function(x: Any, m: Any) -> Any:
+        y = part(x, m, w)
+        if y is not None and y.requires_grad:
+            (y * y).sum().backward()
+        return y
+
+    captured = tg.capture(function)
+    for n in range(8):
+        other = ones.copy()
+        other[n % 4, n % 3] = 0
+        args = tg.tensor(np.random.default_rng(n).standard_normal((4, 4))).float(), tg.tensor(ones if n < 5 else other)
+        same(run(captured, [w], *args), run(function, [w], *args))
+
+
 # -- a cache of keys and values ----------------------------------------------------------------------------------------
 
 

@@ -5,8 +5,7 @@ and for the same shapes the same Python comes to the same kernel calls in every 
 does, a `Recorder` notes them, with all results in an `Arena`, so that each array lies where it lay before.
 
 Nothing may slip through unseen: a step is refused whose operand the recorder does not know. And before a program is used,
-it is judged: its memory is filled with NaN, and its replay on new inputs must give what the function itself gives for
-them, bit for bit.
+it is judged: its memory is filled with NaN, and its replay on new inputs must give what the function itself gives forfor them, bit for bit. It is judged again when an input changes that had not changed before.
 """
 
 from __future__ import annotations
@@ -90,6 +89,7 @@ class _Program:
         self.states, self.before = list(recorder.states.values()), recorder.before
         self.guards = recorder.guards
         self.changes = modes.changes[0]
+        self.unseen = {i: array.copy() for i, array in enumerate(inputs)}  # what did not differ at any judgement
 
     def fits(self) -> bool:
         """Whether leaves and modules are as they were."""
@@ -105,6 +105,10 @@ class _Program:
             )
             and not any([gradient.leaf._hooks for gradient in self.gradients])
         )
+
+    def differing(self, arrays: Sequence[Array]) -> list[int]:
+        """Which inputs are not what they were at the recording, for the first time."""
+        return [i for i, first in self.unseen.items() if not np.array_equal(first, arrays[i])]
 
     def replay(self, arrays: Sequence[Array]) -> None:
         """Do all steps again for these inputs; raises what a step raises, and everything is then as it was before."""
@@ -234,8 +238,9 @@ class Captured:
         if not program.release():
             return self._run(arrays)
         numbers = [a for a in arrays if isinstance(a, np.ndarray)]
-        if not state.judged:
-            return self._judge(state, program, arrays, numbers)
+        differing = program.differing(numbers)
+        if differing or not state.judged:
+            return self._judge(state, program, arrays, numbers, differing)
         try:
             program.replay(numbers)
         except CaptureError as error:
@@ -250,8 +255,13 @@ class Captured:
             return self._refuse(state, str(error), arrays)
         return state.program.deliver()
 
-    def _judge(self, state: _State, program: _Program, arrays: Sequence[Any], numbers: Sequence[Array]) -> Any:
-        """Replay for the first time, from memory full of NaN, and compare with what the function does in the same memory."""
+    def _judge(
+        self, state: _State, program: _Program, arrays: Sequence[Any], numbers: Sequence[Array], differing: list[int]
+    ) -> Any:
+        """Replay from memory full of NaN, and compare with what the function does in the same memory.
+
+        At the first replay, and at the first one that could show that a changed input was not followed.
+        """
         try:
             wanted = self._recorded(Arena(program.arena.chunks), arrays)
         except CaptureError as error:
@@ -270,6 +280,8 @@ class Captured:
         if why is not None:
             return self._refuse(state, why, arrays)
         state.judged = True
+        for i in differing:
+            del program.unseen[i]
         return program.deliver()
 
     def _recorded(self, arena: Arena, arrays: Sequence[Any]) -> _Program:
@@ -321,7 +333,8 @@ def capture(function: Callable[..., Any], *, warn: bool = True) -> Captured:
         warn: whether to warn where it cannot be captured (default True).
 
     The first call runs the function as it is, the second records it, and the third does both: the replay, from memory full
-    of NaN, must give what the function gives, bit for bit. So it must do nothing but compute. Parameters are read anew at
+    of NaN, must give what the function gives, bit for bit; this is done again when an argument, say a mask, differs for the
+    first time. So it must do nothing but compute. Parameters are read anew at
     each replay. After a parameter was replaced or frozen, an attribute of a module set, its mode switched or a hook registered, it
     is recorded again; inside tg.profile(), tg.detect_anomaly(), tg.reference() it runs as it is. Dropout draws anew at
     each replay, and an `nn.KVCache` grows.

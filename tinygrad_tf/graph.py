@@ -488,7 +488,7 @@ def _seed(name: str, tensor: TensorBase, gradient: Any, create_graph: bool) -> A
         )
     if create_graph:
         return gradient if isinstance(gradient, TensorBase) else _wrap(np.asarray(gradient, dtype=tensor._data.dtype))
-    return _held(np.asarray(_raw(gradient), dtype=tensor._data.dtype))
+    return converted(_held(np.asarray(_raw(gradient))), tensor._data.dtype)
 
 
 def backward(

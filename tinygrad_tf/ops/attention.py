@@ -13,6 +13,7 @@ from .. import kernels, rng
 from ..arena import owner_of
 from ..graph import TensorBase
 from ..kernels.host import address
+from ..modes import compute
 from .elementwise import constant, exp, where
 from .primitive import fused, primitive
 from .products import matmul
@@ -133,10 +134,11 @@ def attention_weights(q: Any, k: Any, scale: float, causal: bool = False, mask: 
     raw_mask = getattr(mask, "_data", mask)
     if raw_mask is not None:
         if raw_mask.dtype == np.bool_:
-            allowed = allowed & raw_mask
+            allowed = compute(np.logical_and, allowed, raw_mask)
         else:
-            allowed = allowed & (raw_mask != -np.inf)
-            scores = scores + where(raw_mask != -np.inf, mask, 0.0)
+            finite = compute(np.not_equal, raw_mask, -np.inf)
+            allowed = compute(np.logical_and, allowed, finite)
+            scores = scores + where(finite, mask, 0.0)
     scores = where(allowed, scores, 0.0)
     peak = amax(where(allowed, constant(scores), float("-inf")), -1, True) if Tk else scores
     peak = where(peak == float("-inf"), 0.0, peak)

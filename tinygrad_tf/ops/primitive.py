@@ -258,7 +258,8 @@ class Primitive(_Callable):
         i, j = self.positions
         a, b = arrays[i], arrays[j]
         if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
-            arrays[i], arrays[j] = (a, b.astype(a.dtype)) if a.dtype.kind == "f" else (a.astype(b.dtype), b)
+            dtype = a.dtype if a.dtype.kind == "f" else b.dtype
+            arrays[i], arrays[j] = modes.converted(a, dtype), modes.converted(b, dtype)
 
     def _save(self, node: Node, values: list[Any], inputs: Sequence[TensorBase | None], out: Array) -> None:
         """Keep what the needed rules name."""
