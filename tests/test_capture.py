@@ -473,6 +473,15 @@ def shared(model: Any) -> None:
     model.lm_head.weight = nn.Parameter(model.token_embedding.weight.numpy() + 1)
 
 
+def registered(model: Any) -> None:
+    model.norm.register_parameter("weight", nn.Parameter(np.full(8, 2.0, np.float32)))
+
+
+def longer(model: Any) -> None:
+    model.blocks.append(nn.Sequential())
+    model.blocks[-1].forward = lambda x, cache: x * 2
+
+
 def hooked(model: Any) -> None:
     model.norm.register_forward_hook(lambda module, inputs, output: output * 2)
 
@@ -483,7 +492,20 @@ def tensor_hook(model: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*not captured.*")
 @pytest.mark.parametrize(
-    "change", [changed_data, changed_in_place, loaded, frozen, replaced, attribute, shared, hooked, tensor_hook]
+    "change",
+    [
+        changed_data,
+        changed_in_place,
+        loaded,
+        frozen,
+        replaced,
+        attribute,
+        shared,
+        registered,
+        longer,
+        hooked,
+        tensor_hook,
+    ],
 )
 def test_changes_are_seen(change: Any) -> None:
     model = gpt()
@@ -534,6 +556,20 @@ def test_training_and_evaluation_mode() -> None:
             model.train(training)
             for n in range(CALLS):
                 assert captured(np.array([float(n)])).item() == n * (2 if training else 1)
+
+
+def test_the_mode_of_a_module_that_is_not_called() -> None:
+    class Dropping(nn.Module):
+        def loss(self, x: Any) -> Any:
+            return F.dropout(x, 0.5, self.training).sum()
+
+    model = Dropping()
+    captured = tg.capture(lambda x: model.loss(x))
+    for _ in range(CALLS):
+        captured(np.ones(100, np.float32))
+    model.eval()
+    for _ in range(CALLS):
+        assert captured(np.ones(100, np.float32)).item() == 100
 
 
 def test_wrong_ids_raise_at_a_replay_too() -> None:
@@ -593,6 +629,28 @@ def steps(x: Any) -> Any:
     return x * 1
 
 
+def clears_gradients(x: Any) -> Any:
+    W.grad = None
+    (W * x).sum().backward()
+    return x * 1
+
+
+def reads_gradients(x: Any) -> Any:
+    (W * x).sum().backward()
+    return W.grad * 2
+
+
+def returns_gradients(x: Any) -> Any:
+    (W * x).sum().backward()
+    return W.grad
+
+
+def writes_into_an_argument(x: Any) -> Any:
+    y = x * 1
+    x.add_(1.0)
+    return y
+
+
 def numpys_noise(x: Any) -> Any:
     return x + tg.from_numpy(_noise.standard_normal(2).astype(np.float32)) * 1e-9 - x + x
 
@@ -629,6 +687,10 @@ def where_true(x: Any) -> Any:
         (branches, "reads a tensor's numbers"),
         (random_numbers, "random tensors are made"),
         (steps, "SGD.step"),
+        (clears_gradients, "sets a tensor's grad"),
+        (reads_gradients, "reads a tensor's grad"),
+        (returns_gradients, "reads a tensor's grad"),
+        (writes_into_an_argument, "changes a tensor in place"),
         (private_data, "replay gave other numbers"),
         (sets_attributes, "sets attributes of modules"),
     ],
@@ -638,10 +700,49 @@ def test_what_cannot_be_captured_runs_as_it_is(function: Any, why: str) -> None:
     with pytest.warns(UserWarning, match=why) as seen:
         for n in range(CALLS):
             x = tg.tensor([float(n), n + 1.0])
-            np.testing.assert_array_equal(captured(x).numpy(), function(x).numpy())
+            found = captured(x.clone()).numpy().copy()
+            W.grad = None
+            np.testing.assert_array_equal(found, function(x).numpy())
             W.grad = None
     assert len(seen) == 1 and function.__name__ in str(seen[0].message)
     assert why in captured.why
+
+
+@pytest.mark.filterwarnings("ignore:.*not captured.*")
+@pytest.mark.parametrize("zero", ["leaf", "model"])
+def test_gradients_that_the_function_clears_do_not_add_up(zero: str) -> None:
+    model = nn.Linear(2, 1, bias=False)
+
+    def function(x: Any) -> Any:
+        if zero == "model":
+            model.zero_grad()
+        else:
+            model.weight.grad = None
+        model(x).sum().backward()
+
+    captured = tg.capture(function)
+    for n in range(CALLS):
+        captured(np.full((1, 2), float(n), np.float32))
+        np.testing.assert_array_equal(model.weight.grad.numpy(), np.full((1, 2), float(n)))
+
+
+@pytest.mark.filterwarnings("ignore:.*not captured.*")
+def test_a_running_mean_moves_once_a_call() -> None:
+    found = []
+    for which in (0, 1):
+        running = tg.zeros(2)
+
+        def function(x: Any, running: Any = running) -> Any:
+            with tg.no_grad():
+                running.mul_(0.5)
+                running.add_(x)
+            return x * 2
+
+        function = tg.capture(function) if which else function
+        for n in range(CALLS):
+            function(tg.tensor([n + 1.0, 2.0]))
+        found.append(running.numpy())
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.filterwarnings("ignore:.*not captured.*")

@@ -99,7 +99,7 @@ class _Program:
             and all([t._data is data and t._requires_grad is needs for t, data, needs in self.leaves])
             and all(
                 [
-                    m.training is training and not m._forward_hooks and not m._forward_pre_hooks
+                    m.__dict__["training"] is training and not m._forward_hooks and not m._forward_pre_hooks
                     for m, training in self.modules
                 ]
             )
@@ -263,7 +263,7 @@ class Captured:
         At the first replay, and at the first one that could show that a changed input was not followed.
         """
         try:
-            wanted = self._recorded(Arena(program.arena.chunks), arrays)
+            wanted = self._recorded(Arena(program.arena.chunks), arrays, [leaf for leaf, *_ in program.leaves])
         except CaptureError as error:
             return self._refuse(state, str(error), arrays)
         expected = wanted.digest()
@@ -284,21 +284,26 @@ class Captured:
             del program.unseen[i]
         return program.deliver()
 
-    def _recorded(self, arena: Arena, arrays: Sequence[Any]) -> _Program:
-        """Run the function and note its steps; gradients stay in the program."""
+    def _recorded(self, arena: Arena, arrays: Sequence[Any], leaves: Sequence[TensorBase] = ()) -> _Program:
+        """Run the function and note its steps; gradients stay in the program. Of these leaves it may not set them itself."""
         inputs = [np.array(a, order="C") for a in arrays if isinstance(a, np.ndarray)]
         recorder = Recorder(arena, inputs)
         fresh = iter(inputs)
         given = [graph._wrap(next(fresh)) if isinstance(a, np.ndarray) else a for a in arrays]
         token, changes = modes._recorder.set(recorder), modes.changes[0]
         try:
+            for leaf in leaves:
+                recorder.watch(leaf)
             results = self._function(*given)
             if modes.changes[0] != changes:
                 raise CaptureError("it sets attributes of modules")
             outputs = _detached(results, array=True)
             _outputs(outputs, lambda array: recorder.require("the function", array))
+            if not recorder.unwatch():
+                raise CaptureError("it sets a tensor's grad")
         except BaseException:
             recorder.go_back()
+            recorder.unwatch()
             raise
         finally:
             modes._recorder.reset(token)

@@ -28,6 +28,7 @@ from .modes import (
     _profile,
     _recorder,
     _records,
+    check_written,
     compute,
     converted,
 )  # fmt: skip
@@ -264,6 +265,7 @@ def in_place(target: TensorBase, result: TensorBase, name: str) -> None:
         raise ValueError(
             f"{name}: this tensor's memory is read-only (an expanded or a read-only array); clone() it first"
         )
+    check_written(target._data)
     compute(np.copyto, target._data, result._data)
     target._bump()
     if result._requires_grad:

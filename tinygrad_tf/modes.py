@@ -85,6 +85,16 @@ def not_captured(what: str) -> None:
         raise CaptureError(what)
 
 
+def check_written(array: Array) -> None:
+    """Raise CaptureError inside a capture, before anything is written, for memory that is not of the function's own results.
+
+    The judge runs the function and its replay, so what they leave outside would be written twice.
+    """
+    recorder = _recorder.get()
+    if recorder is not None and not recorder.owns(array):
+        raise CaptureError("it changes a tensor in place that it has not computed: an argument, a buffer or a constant")
+
+
 class Mode(contextlib.ContextDecorator):
     """Sets a context variable inside a `with` block, or inside a decorated function; a generator function's every step."""
 

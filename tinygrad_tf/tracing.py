@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import kernels, modes
+from . import graph, kernels, modes
 from .arena import Arena, in_arena, owner_of
 from .graph import TensorBase
 from .kernels.host import address
@@ -109,6 +109,16 @@ def launch(note: Array, n_tasks: int, arguments: Any) -> None:
     """Stands for a kernel's call among the steps; a program joins what follows on one another."""
 
 
+def _no_numbers(self: Any) -> Any:
+    raise CaptureError("it reads a tensor's grad")
+
+
+@functools.cache
+def _hidden() -> Any:
+    """A Tensor whose numbers nobody may read."""
+    return object.__new__(type("Hidden", (graph._wrap,), {"__slots__": (), "_data": property(_no_numbers)}))
+
+
 #: What asks numpy for shapes and dtypes, which a replay does not need to ask for again.
 _ABOUT_ARRAYS = {
     np.result_type, np.can_cast, np.shape, np.ndim, np.size, np.may_share_memory, np.shares_memory, np.iscomplexobj,
@@ -129,6 +139,7 @@ class Recorder:
         self.states: dict[Any, tuple[Callable[[], Any], Callable[[Any], object]]] = {}
         self.before: list[tuple[Callable[[Any], object], Any]] = []
         self.guards: list[Callable[[], bool]] = []
+        self.grads: dict[int, tuple[TensorBase, Any]] = {}  # leaves, and the `.grad` that each had before
         self.lengths: dict[int, Callable[[], int]] = {}
         for array in inputs:
             self.hold(array)
@@ -162,6 +173,10 @@ class Recorder:
     def knows(self, array: Array) -> bool:
         return in_arena(array) or id(owner_of(array)) in self.held or array.size == 0
 
+    def owns(self, array: Array) -> bool:
+        """Whether this is memory of results."""
+        return in_arena(array)
+
     def require(self, name: str, arrays: Any) -> None:
         """Raise CaptureError for a result of an operation that no step computes."""
         for array in arrays if isinstance(arrays, (tuple, list)) else [arrays]:
@@ -188,7 +203,11 @@ class Recorder:
         """Note that a module was called, in its mode."""
         if module._forward_hooks or module._forward_pre_hooks:
             raise CaptureError(f"{type(module).__name__} has hooks")
-        self.modules[id(module)] = module, module.training
+        self.mode(module)
+
+    def mode(self, module: Any) -> None:
+        """Note the mode of a module that somebody may have asked for."""
+        self.modules[id(module)] = module, module.__dict__["training"]
 
     def plain(self, values: Any) -> Any:
         return _plain(values)
@@ -280,8 +299,24 @@ class Recorder:
         self.require(getattr(function, "__name__", "an operation"), result)
         return result
 
+    def watch(self, leaf: TensorBase) -> None:
+        """Put what nobody may read in place of the leaf's `.grad`, until `unwatch`: replays neither read nor set it."""
+        if id(leaf) not in self.grads:
+            self.grads[id(leaf)] = leaf, leaf.grad
+            leaf.grad = _hidden()
+        elif type(leaf.grad) is not type(_hidden()):
+            raise CaptureError("it sets a tensor's grad")
+
+    def unwatch(self) -> bool:
+        """Give the leaves their `.grad` again; False if somebody has set one meanwhile."""
+        untouched = all([type(leaf.grad) is type(_hidden()) for leaf, _ in self.grads.values()])
+        for leaf, grad in self.grads.values():
+            leaf.grad = grad
+        return untouched
+
     def gradient(self, leaf: TensorBase, value: Any, own: bool) -> None:
         """Take a leaf's whole gradient."""
+        self.watch(leaf)
         if isinstance(value, TensorBase):
             raise CaptureError("backward with create_graph")
         whole = own and value.flags.c_contiguous
