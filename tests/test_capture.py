@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import pathlib
+import pickle
+import random
 import threading
 import warnings
 import weakref
@@ -60,7 +63,8 @@ def same(found: Any, wanted: Any) -> None:
 
 #: What asks Python about numbers, or computes elsewhere: these run as they are.
 NOT_CAPTURED = (
-    "allclose", "cummax", "cummin", "equal", "erf", "erfc", "median", "one_hot", "repeat_interleave", "searchsorted",
+    "allclose", "cummax", "cummin", "equal", "erf", "erfc", "index_fill", "masked_scatter", "median", "one_hot",
+    "repeat_interleave", "scatter_reduce", "searchsorted",
 )  # fmt: skip
 
 
@@ -88,7 +92,10 @@ def test_every_operation(case: Any) -> None:
         assert listed or case.expression in UNCAPTURED_CASES, state(captured).why
 
 
-UNCAPTURED_CASES = ("t.sort(a)",)  # of a tensor without axes
+UNCAPTURED_CASES = (
+    "t.sort(a)",  # of a tensor without axes
+    't.scatter(a, 1, i([[0, 0], [1, 2]]), b, reduce="add")',
+)
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -275,6 +282,13 @@ _SEEN_LATE = {
     "a seed of another dtype": (lambda x, m, w: (x @ w).backward(m), _ONES),
     "a copy": (lambda x, m, w: (x @ w) * tg.tensor(m, dtype=np.float32), _ONES),
     "a list of tensors": (lambda x, m, w: (x @ w) * tg.tensor([m.sum(), 2.0, 3.0]), _ONES),
+    "ids one-hot": (lambda x, m, w: (x @ w) * F.one_hot(m[:, 0], 3), _ONES.astype(np.int64)),
+    "slices to fill": (lambda x, m, w: (x @ w).index_fill(0, m[:, 0], 2.0), _ONES.astype(np.int64)),
+    "places to reduce": (lambda x, m, w: (x @ w).scatter_reduce(1, m, x[:, :3], "amax"), _ONES.astype(np.int64)),
+    "where to take from": (lambda x, m, w: (x @ w).masked_scatter(m, x), _ONES > 0),
+    "where to split": (lambda x, m, w: tg.tensor_split(x @ w, m[:1, 0])[0], _ONES.astype(np.int64)),
+    "targets of a gradient": (lambda x, m, w: tg.grad(
+        F.cross_entropy(x @ w, m[:, 0] * 101 - 100), [w], create_graph=True)[0], _ONES.astype(np.int64)),
     "weights of attention": (lambda x, m, w: F.attention_weights(
         (x @ w).reshape(1, 1, 4, 3), x[:, :3].reshape(1, 1, 4, 3), 1.0, False, m[:, :1].reshape(1, 1, 1, 4)), _ONES > 0),
 }  # fmt: skip
@@ -605,6 +619,68 @@ def test_another_thread_has_its_own_turn() -> None:
             np.testing.assert_array_equal(out, wanted)
 
 
+def test_settings_that_are_equal_and_not_the_same() -> None:
+    captured = tg.capture(lambda x, s: x / s if isinstance(s, float) else x.long() * s[0])
+    for s, wanted in ((0.0, np.inf), (-0.0, -np.inf), ((1,), np.int64(1)), ((1.0,), np.float32(1.0))):
+        for _ in range(CALLS):
+            found = captured(np.ones(1, np.float32), s).numpy()
+            assert found.item() == wanted and found.dtype == np.asarray(wanted, found.dtype).dtype
+            assert isinstance(s, float) or found.dtype.kind == ("f" if isinstance(s[0], float) else "i")
+
+
+def test_an_argument_by_columns_is_summed_by_columns() -> None:
+    captured = tg.capture(lambda x: x.sum(0))
+    for order in ("C", "F"):
+        for seed in range(CALLS):
+            x = np.asarray(np.random.default_rng(seed).standard_normal((1000, 7)), np.float32, order=order)
+            np.testing.assert_array_equal(captured(x).numpy(), x.sum(0))
+    assert is_captured(captured)
+
+
+def test_a_model_that_has_one_can_be_copied() -> None:
+    class Fast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(np.ones(1, np.float32))
+            self.fast = tg.capture(self.forward)
+
+        def forward(self, x: Any) -> Any:
+            return x * self.factor
+
+    model = Fast()
+    for _ in range(CALLS):
+        model.fast(np.ones(1, np.float32))
+    other = copy.deepcopy(model)
+    other.factor.data = np.full(1, 3.0, np.float32)
+    for _ in range(CALLS):
+        assert other.fast(np.ones(1, np.float32)).item() == 3 and model.fast(np.ones(1, np.float32)).item() == 1
+    assert pickle.loads(pickle.dumps(tg.capture(sets_attributes))).why is None
+
+
+@pytest.mark.filterwarnings("ignore:.*not captured.*")
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_mask_over_a_cache(need_weights: bool) -> None:
+    """Scoring from prefixes: the cache is cut to the same length at the first calls, and later to another one."""
+    mha = nn.MultiHeadAttention(8, 2, causal=True).eval()
+    caches = nn.KVCache(40), nn.KVCache(40)
+    for cache in caches:
+        mha(tg.tensor(np.random.default_rng(0).standard_normal((1, 30, 8))).float(), cache=cache)
+
+    def function(x: Any, cache: Any) -> Any:
+        mask = tg.ones(1, 1, 1, n + 1) > 0
+        return mha(x, cache=cache, mask=mask, need_weights=need_weights)
+
+    captured = tg.capture(lambda x: function(x, caches[0]))
+    for step, n in enumerate([4] * 6 + [20, 9]):
+        x = tg.tensor(np.random.default_rng(step).standard_normal((1, 1, 8))).float()
+        for cache in caches:
+            for layer in cache.layers:
+                layer.length = n
+        found, wanted = captured(x), function(x, caches[1])
+        for a, b in zip(found, wanted, strict=True) if need_weights else [(found, wanted)]:
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
 # -- what is not captured ----------------------------------------------------------------------------------------------
 
 W = nn.Parameter(np.array([1.0, 2.0], np.float32))
@@ -651,6 +727,19 @@ def writes_into_an_argument(x: Any) -> Any:
     return y
 
 
+class Result(dict):  # type: ignore[type-arg]
+    def numpy(self) -> Any:
+        return self["x"].numpy()
+
+
+def returns_a_dictionary(x: Any) -> Any:
+    return Result(x=x * 2)
+
+
+def pythons_noise(x: Any) -> Any:
+    return x * 2 if random.random() < 2 else x
+
+
 def numpys_noise(x: Any) -> Any:
     return x + tg.from_numpy(_noise.standard_normal(2).astype(np.float32)) * 1e-9 - x + x
 
@@ -690,6 +779,8 @@ def where_true(x: Any) -> Any:
         (clears_gradients, "sets a tensor's grad"),
         (reads_gradients, "reads a tensor's grad"),
         (returns_gradients, "reads a tensor's grad"),
+        (returns_a_dictionary, "returns Result"),
+        (pythons_noise, "random numbers that are not"),
         (writes_into_an_argument, "changes a tensor in place"),
         (private_data, "replay gave other numbers"),
         (sets_attributes, "sets attributes of modules"),

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import itertools
 import os
+import random
 import sys
 import threading
 import warnings
@@ -142,7 +143,7 @@ class _Program:
 
     def digest(self) -> bytes:
         """What tells one outcome from another."""
-        digest = hashlib.blake2b()
+        digest = hashlib.blake2b(repr(_outputs(self.outputs, np.shape)).encode())
         arrays = [gradient.array for gradient in self.gradients]
         _outputs(self.outputs, arrays.append)
         for array in arrays:
@@ -169,8 +170,13 @@ def _outputs(value: Any, function: Callable[[Array], Any]) -> Any:
     if isinstance(value, np.ndarray):
         return function(value)
     if isinstance(value, (tuple, list)):
-        return type(value)([_outputs(v, function) for v in value])
+        return _like(value, [_outputs(v, function) for v in value])
     return value
+
+
+def _like(value: Any, parts: list[Any]) -> Any:
+    """A list or tuple of these parts, a named one if the value is."""
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 class _State:
@@ -187,7 +193,7 @@ class Captured:
     """What `capture` makes of a function."""
 
     def __init__(self, function: Callable[..., Any], warn: bool):
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self._function, self._warn = function, warn
         self._states: OrderedDict[Any, _State] = OrderedDict()
         self._lock = threading.RLock()
@@ -204,9 +210,12 @@ class Captured:
             return self._run(arrays)
         key: list[Any] = [modes._grad_enabled.get(), get_num_threads(), config.matmul, os.getpid()]
         for a in arrays:
-            key.append((a.shape, a.dtype) if isinstance(a, np.ndarray) else (type(a), a))
+            key.append((a.shape, a.dtype, a.flags.f_contiguous) if isinstance(a, np.ndarray) else _setting(a))
         with self._lock:
             return self._call(self._states.setdefault(tuple(key), _State()), tuple(key), arrays)
+
+    def __reduce__(self) -> Any:
+        return Captured, (self._function, self._warn)  # a copy, of a model that has it for instance, begins anew
 
     @property
     def _name(self) -> str:
@@ -286,17 +295,21 @@ class Captured:
 
     def _recorded(self, arena: Arena, arrays: Sequence[Any], leaves: Sequence[TensorBase] = ()) -> _Program:
         """Run the function and note its steps; gradients stay in the program. Of these leaves it may not set them itself."""
-        inputs = [np.array(a, order="C") for a in arrays if isinstance(a, np.ndarray)]
+        inputs = [np.array(a, order="K") for a in arrays if isinstance(a, np.ndarray)]
         recorder = Recorder(arena, inputs)
         fresh = iter(inputs)
         given = [graph._wrap(next(fresh)) if isinstance(a, np.ndarray) else a for a in arrays]
-        token, changes = modes._recorder.set(recorder), modes.changes[0]
+        token, changes, draws = modes._recorder.set(recorder), modes.changes[0], _foreign_draws()
         try:
             for leaf in leaves:
                 recorder.watch(leaf)
             results = self._function(*given)
             if modes.changes[0] != changes:
                 raise CaptureError("it sets attributes of modules")
+            if repr(_foreign_draws()) != repr(draws):
+                random.setstate(draws[0])
+                np.random.set_state(draws[1])
+                raise CaptureError("it draws random numbers that are not this package's")
             outputs = _detached(results, array=True)
             _outputs(outputs, lambda array: recorder.require("the function", array))
             if not recorder.unwatch():
@@ -316,12 +329,26 @@ class Captured:
         return self._run(arrays)
 
 
+def _foreign_draws() -> tuple[Any, Any]:
+    """The states of the random numbers that functions of Python and numpy draw."""
+    return random.getstate(), np.random.get_state()
+
+
+def _setting(value: Any) -> Any:
+    """What tells settings apart: 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
+    if isinstance(value, tuple):
+        return type(value), tuple([_setting(v) for v in value])
+    return type(value), value, str(value) if isinstance(value, (float, np.generic)) else None
+
+
 def _detached(results: Any, array: bool = False) -> Any:
     """What the function returned, without its history."""
     if isinstance(results, TensorBase):
         return results._data if array else graph._wrap(results._data)
     if isinstance(results, (tuple, list)):
-        return type(results)([_detached(r, array) for r in results])
+        return _like(results, [_detached(r, array) for r in results])
+    if array and not isinstance(results, (type(None), bool, int, float, str)):
+        raise CaptureError(f"it returns {type(results).__name__}, not tensors")
     return results
 
 

@@ -183,10 +183,12 @@ class Recorder:
             if isinstance(array, np.ndarray) and not self.knows(array):
                 raise CaptureError(f"{name} computes with an array that is no operation's result")
 
-    def given(self, values: Any) -> None:
-        """Note the arguments of an operation: new ones are leaves and constants."""
+    def given(self, values: Any, grows: bool = False) -> None:
+        """Note the arguments of an operation: new ones are leaves and constants. `grows`: whether it knows arrays that grow."""
         for value in values:
             if isinstance(value, TensorBase):
+                if not grows and self.length_of(value._data) is not None:
+                    raise CaptureError("something else than attention computes with a cache's keys and values")
                 if not self.knows(value._data):
                     if value._node is not None:
                         raise CaptureError(f"a tensor of shape {value._data.shape} from outside has a history")

@@ -13,7 +13,7 @@ from .. import kernels, rng
 from ..arena import owner_of
 from ..graph import TensorBase
 from ..kernels.host import address
-from ..modes import compute
+from ..modes import CaptureError, _recorder, compute
 from .elementwise import constant, exp, where
 from .primitive import fused, primitive
 from .products import matmul
@@ -22,6 +22,9 @@ from .shape import cat, expand, narrow
 
 
 def _forward(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    recorder = _recorder.get()
+    if recorder is not None and options[2] is not None and recorder.length_of(k) is not None:
+        raise CaptureError("a mask does not grow with a cache of keys and values")
     out, lse = kernels.attention.attention(q, k, v, *options)
     return out, (lse,)
 
