@@ -10,8 +10,10 @@ it is judged: its memory is filled with NaN, and its replay on new inputs must g
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
+import inspect
 import itertools
 import os
 import random
@@ -179,6 +181,47 @@ def _like(value: Any, parts: list[Any]) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
+_NUMBERS = (bool, int, float, str)
+
+
+class _Surroundings:
+    """What a Python function finds outside itself: the variables that it closes over, and those of its file that it reads."""
+
+    def __init__(self, function: Any):
+        while isinstance(function, functools.partial):
+            function = function.func
+        function = getattr(function, "__func__", function)
+        self.cells = getattr(function, "__closure__", None) or ()
+        self.globals = getattr(function, "__globals__", {})
+        code = getattr(function, "__code__", None)
+        self.names = [] if code is None else sorted(_globals_of(code))
+
+    def now(self) -> list[Any]:
+        return [_content(cell) for cell in self.cells] + [self.globals.get(name) for name in self.names]
+
+    def are(self, before: list[Any]) -> bool:
+        """Whether every variable is the object that it was then, or an equal number."""
+        return all(
+            [
+                a is b or (type(a) is type(b) and isinstance(a, _NUMBERS) and repr(a) == repr(b))
+                for a, b in zip(self.now(), before, strict=True)
+            ]
+        )
+
+
+def _globals_of(code: Any) -> set[str]:
+    inner = [_globals_of(part) for part in code.co_consts if inspect.iscode(part)]
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return own.union(*inner)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned yet
+        return None
+
+
 class _State:
     """How far it is with inputs of these shapes: so many calls; a program, once there is one; why there is none."""
 
@@ -197,6 +240,7 @@ class Captured:
         self._function, self._warn = function, warn
         self._states: OrderedDict[Any, _State] = OrderedDict()
         self._lock = threading.RLock()
+        self._surroundings = _Surroundings(function)
 
     def __call__(self, *args: Any) -> Any:
         arrays = [a._data if isinstance(a, TensorBase) else a for a in args]
@@ -297,6 +341,8 @@ class Captured:
         """Run the function and note its steps; gradients stay in the program. Of these leaves it may not set them itself."""
         inputs = [np.array(a, order="K") for a in arrays if isinstance(a, np.ndarray)]
         recorder = Recorder(arena, inputs)
+        surroundings, found = self._surroundings, self._surroundings.now()
+        recorder.guards.append(lambda: surroundings.are(found))  # holds not self, or memory would wait for a collection
         fresh = iter(inputs)
         given = [graph._wrap(next(fresh)) if isinstance(a, np.ndarray) else a for a in arrays]
         token, changes, draws = modes._recorder.set(recorder), modes.changes[0], _foreign_draws()
@@ -367,7 +413,7 @@ def capture(function: Callable[..., Any], *, warn: bool = True) -> Captured:
     The first call runs the function as it is, the second records it, and the third does both: the replay, from memory full
     of NaN, must give what the function gives, bit for bit; this is done again when an argument, say a mask, differs for the
     first time. So it must do nothing but compute. Parameters are read anew at
-    each replay. After a parameter was replaced or frozen, an attribute of a module set, its mode switched or a hook registered, it
+    each replay. After a parameter was replaced or frozen, a global or enclosing variable that the function names or an attribute of a module set, its mode switched or a hook registered, it
     is recorded again; inside tg.profile(), tg.detect_anomaly(), tg.reference() it runs as it is. Dropout draws anew at
     each replay, and an `nn.KVCache` grows.
 
