@@ -28,9 +28,9 @@ from .modes import (
     _profile,
     _recorder,
     _records,
-    check_written,
     compute,
     converted,
+    written,
 )  # fmt: skip
 from .recording import Record, check_finite, user_line
 from .recording import record as record  # graph.record()
@@ -265,8 +265,7 @@ def in_place(target: TensorBase, result: TensorBase, name: str) -> None:
         raise ValueError(
             f"{name}: this tensor's memory is read-only (an expanded or a read-only array); clone() it first"
         )
-    check_written(target._data)
-    compute(np.copyto, target._data, result._data)
+    written(np.copyto, target._data, result._data)
     target._bump()
     if result._requires_grad:
         target._requires_grad, target._node, target._index = True, result._node, result._index

@@ -95,6 +95,12 @@ def check_written(array: Array) -> None:
         raise CaptureError("it changes a tensor in place that it has not computed: an argument, a buffer or a constant")
 
 
+def written(function: Callable[..., Any], array: Array, *args: Any) -> None:
+    """function(array, *args), which writes into the array."""
+    check_written(array)
+    compute(function, array, *args)
+
+
 class Mode(contextlib.ContextDecorator):
     """Sets a context variable inside a `with` block, or inside a decorated function; a generator function's every step."""
 

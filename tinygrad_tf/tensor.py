@@ -93,8 +93,7 @@ class Tensor(TensorBase):
     @data.setter
     def data(self, value: Any) -> None:
         modes.not_captured("a tensor is given other data")
-        array = value._data if isinstance(value, TensorBase) else np.asarray(value, dtype=self.dtype)
-        self._data = array
+        self._data = value._data if isinstance(value, TensorBase) else np.asarray(value, dtype=self.dtype)
         self._bump()
 
     def detach(self) -> Tensor:
@@ -296,9 +295,8 @@ class Tensor(TensorBase):
             raise ValueError(
                 "setitem: this tensor's memory is read-only (an expanded or a read-only array); clone() it first"
             )
-        modes.check_written(self._data)
         try:
-            modes.compute(operator.setitem, self._data, index, graph._raw(value))
+            modes.written(operator.setitem, self._data, index, graph._raw(value))
         except (IndexError, ValueError) as error:
             raise type(error)(f"writing into a tensor of shape {self.shape}: {error}") from None
         self._bump()
