@@ -681,6 +681,36 @@ def test_a_mask_over_a_cache(need_weights: bool) -> None:
             np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+@pytest.mark.filterwarnings("ignore:.*not captured.*")
+def test_a_function_that_asks_a_cache_for_its_length() -> None:
+    table, mha = tg.rand(30, 8), nn.MultiHeadAttention(8, 2, causal=True)
+    caches = nn.KVCache(30), nn.KVCache(30)
+
+    def function(x: Any, cache: Any) -> Any:
+        with tg.no_grad():
+            return mha(x + table[cache.length], cache=cache)
+
+    captured = tg.capture(lambda x: function(x, caches[0]))
+    for cache in caches:
+        function(tg.rand(1, 20, 8), cache)
+    caches[1][0]._keys, caches[1][0]._values = caches[0][0]._keys.copy(), caches[0][0]._values.copy()
+    for n in [3] * CALLS + [7, 11]:
+        for cache in caches:
+            cache[0].length = n
+        x = tg.rand(1, 1, 8)
+        np.testing.assert_array_equal(captured(x).numpy(), function(x, caches[1]).numpy())
+
+
+def test_two_tensors_on_one_memory() -> None:
+    whole = tg.ones(4)
+    part = whole[:2]
+    captured = tg.capture(lambda x: x * whole[2:] * part)
+    for n in range(2 * CALLS):
+        if n == CALLS:
+            part.data = np.full(2, 3.0, np.float32)
+        np.testing.assert_array_equal(captured(np.ones(2, np.float32)).numpy(), part.numpy())
+
+
 BETA, KL = 0.0, nn.Parameter(np.ones(2, np.float32))
 
 

@@ -116,7 +116,8 @@ def _no_numbers(self: Any) -> Any:
 @functools.cache
 def _hidden() -> Any:
     """A Tensor whose numbers nobody may read."""
-    return object.__new__(type("Hidden", (graph._wrap,), {"__slots__": (), "_data": property(_no_numbers)}))
+    tensor: Any = graph._wrap
+    return object.__new__(type("Hidden", (tensor,), {"__slots__": (), "_data": property(_no_numbers)}))
 
 
 #: What asks numpy for shapes and dtypes, which a replay does not need to ask for again.
@@ -194,8 +195,9 @@ class Recorder:
                         raise CaptureError(f"a tensor of shape {value._data.shape} from outside has a history")
                     self.leaves.append((value, value._data, value._requires_grad))
                     self.hold(value._data)
-                elif value._node is None and value._requires_grad and not any(value is t for t, _, _ in self.leaves):
-                    self.leaves.append((value, value._data, True))
+                elif value._node is None and not any([value is t for t, _, _ in self.leaves]):
+                    if value._requires_grad or not in_arena(value._data):  # it shares memory that is known already
+                        self.leaves.append((value, value._data, value._requires_grad))
             elif isinstance(value, np.ndarray):
                 self.hold(value)
             elif isinstance(value, (tuple, list)):
