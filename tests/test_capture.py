@@ -904,6 +904,15 @@ def test_shapes_that_depend_on_numbers() -> None:
         np.testing.assert_array_equal(captured(tg.tensor(data)).numpy(), [v for v in data if v > -1])
 
 
+@pytest.mark.filterwarnings("ignore:.*not captured.*")
+def test_a_choice_that_is_empty_at_first() -> None:
+    captured = tg.capture(lambda x: [x[x > 5], tg.nonzero(x > 5)])
+    for n in range(2 * CALLS):
+        x = tg.tensor([float(n), n - 1.0])
+        for found, wanted in zip(captured(x), [x[x > 5], tg.nonzero(x > 5)], strict=True):
+            np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
 def test_an_input_with_a_gradient_is_refused() -> None:
     with pytest.raises(TypeError, match="argument 0 requires grad"):
         tg.capture(lambda x: x * 2)(tg.ones(2, requires_grad=True))

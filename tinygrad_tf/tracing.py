@@ -277,7 +277,7 @@ class Recorder:
             [isinstance(part, (np.ndarray, np.generic)) for part in (result if several else [result])]
         ):
             raise CaptureError(f"numpy's {function.__name__} tells Python about numbers")
-        if all(self.knows(part) for part in parts):
+        if all(part.size and self.knows(part) for part in parts):  # an empty one may not always be so
             kept = parts
         else:
             kept = [self._like(part) for part in parts]
