@@ -10,6 +10,7 @@ import numpy as np
 import tinygrad_tf as tg
 
 from .. import nn
+from ..modes import check
 from ..nn import functional as F
 from ..nn.normalization import make_norm
 from .config import GPTConfig
@@ -114,11 +115,7 @@ class GPT(nn.Module):
         offset = 0 if cache is None else cache.offset  # once, before any layer adds to the cache
         if array.ndim != 2 or array.shape[1] == 0:
             raise ValueError(f"GPT: ids must be (B, T) with T at least 1, got shape {array.shape}")
-        if offset + array.shape[1] > self.config.block_size:
-            raise ValueError(
-                f"GPT: {offset + array.shape[1]} tokens are more than block_size {self.config.block_size}; "
-                f"give the last {self.config.block_size}"
-            )
+        check(self._check_room, cache, array.shape[1])
         if cache is None:
             return self._stream(array, 0, None)
         if len(cache) != self.config.n_layer:
@@ -129,6 +126,11 @@ class GPT(nn.Module):
         except BaseException:
             cache.truncate(offset)  # so that no layer is ahead of another
             raise
+
+    def _check_room(self, cache: nn.KVCache | None, n: int) -> None:
+        total, limit = n + (0 if cache is None else int(cache.offset)), self.config.block_size
+        if total > limit:
+            raise ValueError(f"GPT: {total} tokens are more than block_size {limit}; give the last {limit}")
 
     def _stream(self, ids: Ids, offset: int, cache: nn.KVCache | None) -> tg.Tensor:
         x = self.token_embedding(tg.Tensor(ids))  # (B, T, n_embd)

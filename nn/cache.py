@@ -9,7 +9,7 @@ import numpy as np
 import tinygrad_tf as tg
 
 from ..graph import Array
-from ..modes import Length, _recorder
+from ..modes import Length, _recorder, not_captured
 
 
 class LayerCache:
@@ -17,7 +17,7 @@ class LayerCache:
 
     def __init__(self, max_len: int):
         self.max_len = max_len
-        self.length = 0
+        self._length = 0
         self._keys: Array | None = None  # (B, Hkv, capacity, d_k)
         self._values: Array | None = None  # (B, Hkv, capacity, d_v)
 
@@ -28,17 +28,17 @@ class LayerCache:
             ValueError: there is no room for them, or they do not fit the batch, heads or dtype of those before.
         """
         new_keys, new_values, recorder = k._data, v._data, _recorder.get()
-        end = self.length + new_keys.shape[2] if recorder is None else self.max_len
+        end = self._length + new_keys.shape[2] if recorder is None else self.max_len
         self._keys = self._room(self._keys, new_keys, end)
         self._values = self._room(self._values, new_values, end)
         if recorder is None:
             self._add(new_keys, new_values)
         else:
             self._add_captured(recorder, new_keys, new_values)
-        return tg.Tensor(self._keys[:, :, : self.length]), tg.Tensor(self._values[:, :, : self.length])
+        return tg.Tensor(self._keys[:, :, : self._length]), tg.Tensor(self._values[:, :, : self._length])
 
     def _add(self, new_keys: Array, new_values: Array) -> None:
-        first = self.length
+        first = self._length
         end = first + new_keys.shape[2]
         if end > self.max_len:
             raise ValueError(
@@ -47,30 +47,40 @@ class LayerCache:
         assert self._keys is not None and self._values is not None
         self._keys[:, :, first:end] = new_keys
         self._values[:, :, first:end] = new_values
-        self.length = end
+        self._length = end
 
     def _add_captured(self, recorder: Any, new_keys: Array, new_values: Array) -> None:
         """Add, now and at each replay, as long as the buffers stay."""
         keys, values = self._keys, self._values
-        recorder.state(self, lambda: self.length, self.truncate)
+        recorder.state(self, lambda: self._length, self.truncate)
         recorder.guards.append(lambda: self._keys is keys and self._values is values)
         for buffer in (keys, values):
-            recorder.grows(buffer, lambda: self.length)
+            recorder.grows(buffer, lambda: self._length)
         recorder.apply(self._add, new_keys, new_values)
+
+    @property
+    def length(self) -> int:
+        """How many positions it holds; a capture's replays do not ask again, so inside one it cannot be asked: see `offset`."""
+        not_captured("Python reads the length of a cache")
+        return self._length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self._length = length
 
     @property
     def offset(self) -> int:
         """How many positions came before what is added next: `length`, which a capture's replays ask for anew."""
         if _recorder.get() is None:
-            return self.length
-        offset = Length(self.length)
-        offset.now = lambda: self.length
+            return self._length
+        offset = Length(self._length)
+        offset.now = lambda: self._length
         return offset
 
     def _room(self, buffer: Array | None, new: Array, end: int) -> Array:
         """A buffer with room for `end` rows: zero-filled, so that no stray NaN stands behind the valid rows."""
         batch, heads, _, width = new.shape
-        if buffer is not None and self.length > 0:
+        if buffer is not None and self._length > 0:
             had = (buffer.shape[0], buffer.shape[1], buffer.shape[3], buffer.dtype)
             if had != (batch, heads, width, new.dtype):
                 raise ValueError(
@@ -81,13 +91,13 @@ class LayerCache:
                 return buffer
         capacity = min(self.max_len, max(64, 2 * end))
         grown = np.zeros((batch, heads, capacity, width), dtype=new.dtype)
-        if buffer is not None and self.length > 0:
-            grown[:, :, : self.length] = buffer[:, :, : self.length]
+        if buffer is not None and self._length > 0:
+            grown[:, :, : self._length] = buffer[:, :, : self._length]
         return grown
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` positions."""
-        self.length = min(self.length, length)
+        self._length = min(self._length, length)
 
 
 class KVCache:

@@ -8,9 +8,12 @@ import numpy as np
 
 import tinygrad_tf as tg
 
+from ..modes import check_written
+
 
 def _write(tensor: tg.Tensor, values: object) -> tg.Tensor:
     """Put values into a Tensor's memory without recording it."""
+    check_written(tensor._data)
     np.copyto(tensor._data, np.asarray(values), casting="same_kind")
     tensor._bump()
     return tensor

@@ -12,7 +12,7 @@ import tinygrad_tf as tg
 
 from .. import graph
 from ..hooks import HookHandle
-from ..modes import _profile, _recorder, changes
+from ..modes import _profile, _recorder, changes, not_captured
 
 M = TypeVar("M", bound="Module")
 
@@ -101,7 +101,6 @@ class Module:
     ['factor']
     """
 
-    training: bool
     _parameters: dict[str, Parameter | None]
     _buffers: dict[str, tg.Tensor | None]
     _modules: dict[str, Module | None]
@@ -149,6 +148,18 @@ class Module:
             if result is not None:
                 output = result
         return output
+
+    @property
+    def training(self) -> bool:
+        """Whether it is in training mode: see `train`."""
+        recorder = _recorder.get()
+        if recorder is not None:
+            recorder.mode(self)
+        return self.__dict__["training"]  # type: ignore[no-any-return]
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        self.__dict__["training"] = value
 
     # -- registration --------------------------------------------------------------------------------------------------
 
@@ -221,6 +232,7 @@ class Module:
         if parameter is not None and not isinstance(parameter, Parameter):
             raise TypeError(f"register_parameter({name!r}): expected a Parameter, got {type(parameter).__name__}")
         self._parameters[name] = parameter
+        changes[0] += 1
         _make_quick(type(self), "_parameters", name)
 
     def register_module(self, name: str, module: Module | None) -> None:
@@ -229,6 +241,7 @@ class Module:
         if module is not None and not isinstance(module, Module):
             raise TypeError(f"register_module({name!r}): expected a Module, got {type(module).__name__}")
         self._modules[name] = module
+        changes[0] += 1
         _make_quick(type(self), "_modules", name)
 
     add_module = register_module
@@ -241,6 +254,7 @@ class Module:
         if name not in self._buffers and (name in self.__dict__ or name in self._parameters or name in self._modules):
             raise KeyError(f"register_buffer: {type(self).__name__} already has an attribute {name!r}")
         self._buffers[name] = tensor
+        changes[0] += 1
         (self._non_persistent.discard if persistent else self._non_persistent.add)(name)
 
     def register_forward_pre_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> HookHandle:
@@ -407,6 +421,7 @@ class Module:
 
     def zero_grad(self) -> None:
         """Set every parameter's gradient to None."""
+        not_captured(f"{type(self).__name__}.zero_grad")
         for parameter in self.parameters():
             parameter.grad = None
 

@@ -34,14 +34,15 @@ class Arena:
     def __init__(self, chunks: list[Array] | None = None):
         self.chunks: list[Array] = []
         self.bases: list[int] = []
-        self.gaps: list[tuple[int, int, int]] = []
+        self.free_: list[tuple[int, int, int]] = []
+        self.freed: list[tuple[int, int, int]] = []  # meanwhile: an array may be dropped at any moment, in any thread
         self.used: list[int] = []  # of each chunk, the end of what was ever taken
         for chunk in chunks or []:
             self._add(chunk)
 
     def _add(self, chunk: Array) -> None:
         start = -chunk.ctypes.data % LINE
-        self.gaps.append((len(self.chunks), start, len(chunk)))
+        self.free_.append((len(self.chunks), start, len(chunk)))
         self.chunks.append(chunk)
         self.bases.append(chunk.ctypes.data)
         self.used.append(start)
@@ -51,27 +52,39 @@ class Arena:
         dtype = np.dtype(dtype)
         shape = tuple(shape) if isinstance(shape, (tuple, list)) else (int(shape),)
         size = max(-(-math.prod(shape) * dtype.itemsize // LINE) * LINE, LINE)
-        fitting = [gap for gap in self.gaps if gap[2] - gap[1] >= size]
+        gaps = self.gaps
+        fitting = [gap for gap in gaps if gap[2] - gap[1] >= size]
         if not fitting:
             self._add(np.empty(max(size + LINE, CHUNK), np.uint8))
-            fitting = self.gaps[-1:]
+            fitting = gaps[-1:]
         gap = min(fitting, key=lambda gap: gap[2] - gap[1])
         chunk, start, end = gap
-        self.gaps.remove(gap)
+        gaps.remove(gap)
         if end - start > size:
-            bisect.insort(self.gaps, (chunk, start + size, end))
+            bisect.insort(gaps, (chunk, start + size, end))
         self.used[chunk] = max(self.used[chunk], start + size)
         return np.asarray(Block(self, (chunk, start, start + size), shape, dtype))
 
+    @property
+    def gaps(self) -> list[tuple[int, int, int]]:
+        """The gaps of this moment."""
+        while self.freed:
+            self._join(self.freed.pop())
+        return self.free_
+
     def free(self, place: tuple[int, int, int]) -> None:
+        """Note that a place is free; this happens in the midst of anything, so nothing else is changed here."""
+        self.freed.append(place)
+
+    def _join(self, place: tuple[int, int, int]) -> None:
         """Make a place a gap, joined with the gaps beside it."""
-        chunk, start, end = place
-        at = bisect.bisect(self.gaps, place)
-        if at < len(self.gaps) and self.gaps[at][:2] == (chunk, end):
-            end = self.gaps.pop(at)[2]
-        if at > 0 and self.gaps[at - 1][0] == chunk and self.gaps[at - 1][2] == start:
-            start = self.gaps.pop(at - 1)[1]
-        bisect.insort(self.gaps, (chunk, start, end))
+        (chunk, start, end), gaps = place, self.free_
+        at = bisect.bisect(gaps, place)
+        if at < len(gaps) and gaps[at][:2] == (chunk, end):
+            end = gaps.pop(at)[2]
+        if at > 0 and gaps[at - 1][0] == chunk and gaps[at - 1][2] == start:
+            start = gaps.pop(at - 1)[1]
+        bisect.insort(gaps, (chunk, start, end))
 
     def fixed(self, array: Array) -> Array:
         """The same numbers at the same place, without owning it."""

@@ -5,16 +5,18 @@ and for the same shapes the same Python comes to the same kernel calls in every 
 does, a `Recorder` notes them, with all results in an `Arena`, so that each array lies where it lay before.
 
 Nothing may slip through unseen: a step is refused whose operand the recorder does not know. And before a program is used,
-it is judged: its memory is filled with NaN, and its replay on new inputs must give what the function itself gives for
-them, bit for bit.
+it is judged: its memory is filled with NaN, and its replay on new inputs must give what the function itself gives forfor them, bit for bit. It is judged again when an input changes that had not changed before.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
+import inspect
 import itertools
 import os
+import random
 import sys
 import threading
 import warnings
@@ -90,6 +92,7 @@ class _Program:
         self.states, self.before = list(recorder.states.values()), recorder.before
         self.guards = recorder.guards
         self.changes = modes.changes[0]
+        self.unseen = {i: array.copy() for i, array in enumerate(inputs)}  # what did not differ at any judgement
 
     def fits(self) -> bool:
         """Whether leaves and modules are as they were."""
@@ -99,12 +102,16 @@ class _Program:
             and all([t._data is data and t._requires_grad is needs for t, data, needs in self.leaves])
             and all(
                 [
-                    m.training is training and not m._forward_hooks and not m._forward_pre_hooks
+                    m.__dict__["training"] is training and not m._forward_hooks and not m._forward_pre_hooks
                     for m, training in self.modules
                 ]
             )
             and not any([gradient.leaf._hooks for gradient in self.gradients])
         )
+
+    def differing(self, arrays: Sequence[Array]) -> list[int]:
+        """Which inputs are not what they were at the recording, for the first time."""
+        return [i for i, first in self.unseen.items() if not np.array_equal(first, arrays[i])]
 
     def replay(self, arrays: Sequence[Array]) -> None:
         """Do all steps again for these inputs; raises what a step raises, and everything is then as it was before."""
@@ -138,7 +145,7 @@ class _Program:
 
     def digest(self) -> bytes:
         """What tells one outcome from another."""
-        digest = hashlib.blake2b()
+        digest = hashlib.blake2b(repr(_outputs(self.outputs, np.shape)).encode())
         arrays = [gradient.array for gradient in self.gradients]
         _outputs(self.outputs, arrays.append)
         for array in arrays:
@@ -165,8 +172,54 @@ def _outputs(value: Any, function: Callable[[Array], Any]) -> Any:
     if isinstance(value, np.ndarray):
         return function(value)
     if isinstance(value, (tuple, list)):
-        return type(value)([_outputs(v, function) for v in value])
+        return _like(value, [_outputs(v, function) for v in value])
     return value
+
+
+def _like(value: Any, parts: list[Any]) -> Any:
+    """A list or tuple of these parts, a named one if the value is."""
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+_NUMBERS = (bool, int, float, str)
+
+
+class _Surroundings:
+    """What a Python function finds outside itself: the variables that it closes over, and those of its file that it reads."""
+
+    def __init__(self, function: Any):
+        while isinstance(function, functools.partial):
+            function = function.func
+        function = getattr(function, "__func__", function)
+        self.cells = getattr(function, "__closure__", None) or ()
+        self.globals = getattr(function, "__globals__", {})
+        code = getattr(function, "__code__", None)
+        self.names = [] if code is None else sorted(_globals_of(code))
+
+    def now(self) -> list[Any]:
+        return [_content(cell) for cell in self.cells] + [self.globals.get(name) for name in self.names]
+
+    def are(self, before: list[Any]) -> bool:
+        """Whether every variable is the object that it was then, or an equal number."""
+        return all(
+            [
+                a is b or (type(a) is type(b) and isinstance(a, _NUMBERS) and repr(a) == repr(b))
+                for a, b in zip(self.now(), before, strict=True)
+            ]
+        )
+
+
+def _globals_of(code: Any) -> set[str]:
+    inner = [_globals_of(part) for part in code.co_consts if inspect.iscode(part)]
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return own.union(*inner)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned yet
+        return None
 
 
 class _State:
@@ -183,10 +236,11 @@ class Captured:
     """What `capture` makes of a function."""
 
     def __init__(self, function: Callable[..., Any], warn: bool):
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self._function, self._warn = function, warn
         self._states: OrderedDict[Any, _State] = OrderedDict()
         self._lock = threading.RLock()
+        self._surroundings = _Surroundings(function)
 
     def __call__(self, *args: Any) -> Any:
         arrays = [a._data if isinstance(a, TensorBase) else a for a in args]
@@ -200,9 +254,12 @@ class Captured:
             return self._run(arrays)
         key: list[Any] = [modes._grad_enabled.get(), get_num_threads(), config.matmul, os.getpid()]
         for a in arrays:
-            key.append((a.shape, a.dtype) if isinstance(a, np.ndarray) else (type(a), a))
+            key.append((a.shape, a.dtype, a.flags.f_contiguous) if isinstance(a, np.ndarray) else _setting(a))
         with self._lock:
             return self._call(self._states.setdefault(tuple(key), _State()), tuple(key), arrays)
+
+    def __reduce__(self) -> Any:
+        return Captured, (self._function, self._warn)  # a copy, of a model that has it for instance, begins anew
 
     @property
     def _name(self) -> str:
@@ -234,8 +291,9 @@ class Captured:
         if not program.release():
             return self._run(arrays)
         numbers = [a for a in arrays if isinstance(a, np.ndarray)]
-        if not state.judged:
-            return self._judge(state, program, arrays, numbers)
+        differing = program.differing(numbers)
+        if differing or not state.judged:
+            return self._judge(state, program, arrays, numbers, differing)
         try:
             program.replay(numbers)
         except CaptureError as error:
@@ -250,10 +308,15 @@ class Captured:
             return self._refuse(state, str(error), arrays)
         return state.program.deliver()
 
-    def _judge(self, state: _State, program: _Program, arrays: Sequence[Any], numbers: Sequence[Array]) -> Any:
-        """Replay for the first time, from memory full of NaN, and compare with what the function does in the same memory."""
+    def _judge(
+        self, state: _State, program: _Program, arrays: Sequence[Any], numbers: Sequence[Array], differing: list[int]
+    ) -> Any:
+        """Replay from memory full of NaN, and compare with what the function does in the same memory.
+
+        At the first replay, and at the first one that could show that a changed input was not followed.
+        """
         try:
-            wanted = self._recorded(Arena(program.arena.chunks), arrays)
+            wanted = self._recorded(Arena(program.arena.chunks), arrays, [leaf for leaf, *_ in program.leaves])
         except CaptureError as error:
             return self._refuse(state, str(error), arrays)
         expected = wanted.digest()
@@ -270,23 +333,36 @@ class Captured:
         if why is not None:
             return self._refuse(state, why, arrays)
         state.judged = True
+        for i in differing:
+            del program.unseen[i]
         return program.deliver()
 
-    def _recorded(self, arena: Arena, arrays: Sequence[Any]) -> _Program:
-        """Run the function and note its steps; gradients stay in the program."""
-        inputs = [np.array(a, order="C") for a in arrays if isinstance(a, np.ndarray)]
+    def _recorded(self, arena: Arena, arrays: Sequence[Any], leaves: Sequence[TensorBase] = ()) -> _Program:
+        """Run the function and note its steps; gradients stay in the program. Of these leaves it may not set them itself."""
+        inputs = [np.array(a, order="K") for a in arrays if isinstance(a, np.ndarray)]
         recorder = Recorder(arena, inputs)
+        surroundings, found = self._surroundings, self._surroundings.now()
+        recorder.guards.append(lambda: surroundings.are(found))  # holds not self, or memory would wait for a collection
         fresh = iter(inputs)
         given = [graph._wrap(next(fresh)) if isinstance(a, np.ndarray) else a for a in arrays]
-        token, changes = modes._recorder.set(recorder), modes.changes[0]
+        token, changes, draws = modes._recorder.set(recorder), modes.changes[0], _foreign_draws()
         try:
+            for leaf in leaves:
+                recorder.watch(leaf)
             results = self._function(*given)
             if modes.changes[0] != changes:
                 raise CaptureError("it sets attributes of modules")
+            if repr(_foreign_draws()) != repr(draws):
+                random.setstate(draws[0])
+                np.random.set_state(draws[1])
+                raise CaptureError("it draws random numbers that are not this package's")
             outputs = _detached(results, array=True)
             _outputs(outputs, lambda array: recorder.require("the function", array))
+            if not recorder.unwatch():
+                raise CaptureError("it sets a tensor's grad")
         except BaseException:
             recorder.go_back()
+            recorder.unwatch()
             raise
         finally:
             modes._recorder.reset(token)
@@ -299,12 +375,26 @@ class Captured:
         return self._run(arrays)
 
 
+def _foreign_draws() -> tuple[Any, Any]:
+    """The states of the random numbers that functions of Python and numpy draw."""
+    return random.getstate(), np.random.get_state()
+
+
+def _setting(value: Any) -> Any:
+    """What tells settings apart: 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
+    if isinstance(value, tuple):
+        return type(value), tuple([_setting(v) for v in value])
+    return type(value), value, str(value) if isinstance(value, (float, np.generic)) else None
+
+
 def _detached(results: Any, array: bool = False) -> Any:
     """What the function returned, without its history."""
     if isinstance(results, TensorBase):
         return results._data if array else graph._wrap(results._data)
     if isinstance(results, (tuple, list)):
-        return type(results)([_detached(r, array) for r in results])
+        return _like(results, [_detached(r, array) for r in results])
+    if array and not isinstance(results, (type(None), bool, int, float, str)):
+        raise CaptureError(f"it returns {type(results).__name__}, not tensors")
     return results
 
 
@@ -321,8 +411,9 @@ def capture(function: Callable[..., Any], *, warn: bool = True) -> Captured:
         warn: whether to warn where it cannot be captured (default True).
 
     The first call runs the function as it is, the second records it, and the third does both: the replay, from memory full
-    of NaN, must give what the function gives, bit for bit. So it must do nothing but compute. Parameters are read anew at
-    each replay. After a parameter was replaced or frozen, an attribute of a module set, its mode switched or a hook registered, it
+    of NaN, must give what the function gives, bit for bit; this is done again when an argument, say a mask, differs for the
+    first time. So it must do nothing but compute. Parameters are read anew at
+    each replay. After a parameter was replaced or frozen, a global or enclosing variable that the function names or an attribute of a module set, its mode switched or a hook registered, it
     is recorded again; inside tg.profile(), tg.detect_anomaly(), tg.reference() it runs as it is. Dropout draws anew at
     each replay, and an `nn.KVCache` grows.
 

@@ -9,6 +9,7 @@ import numpy as np
 from . import rng
 from .graph import TensorBase
 from .kernels.host import native
+from .modes import converted, copied
 from .tensor import Tensor, check_dtype
 
 
@@ -23,7 +24,8 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     (2, 2)
     """
     if isinstance(data, TensorBase):
-        array = np.array(data._data, dtype=dtype, order="C")
+        array = copied(data._data)
+        array = array if dtype is None else converted(array, dtype)
     elif (
         isinstance(data, (np.ndarray, np.generic)) or hasattr(data, "__array__") and not isinstance(data, (list, tuple))
     ):
@@ -44,8 +46,8 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
 
 
 def _numbers(data: Any) -> Any:
-    if isinstance(data, TensorBase):
-        return data._data.tolist()
+    if isinstance(data, Tensor):
+        return data.tolist()
     return [_numbers(d) for d in data] if isinstance(data, (list, tuple)) else data
 
 

@@ -30,6 +30,7 @@ from .modes import (
     _records,
     compute,
     converted,
+    written,
 )  # fmt: skip
 from .recording import Record, check_finite, user_line
 from .recording import record as record  # graph.record()
@@ -264,7 +265,7 @@ def in_place(target: TensorBase, result: TensorBase, name: str) -> None:
         raise ValueError(
             f"{name}: this tensor's memory is read-only (an expanded or a read-only array); clone() it first"
         )
-    compute(np.copyto, target._data, result._data)
+    written(np.copyto, target._data, result._data)
     target._bump()
     if result._requires_grad:
         target._requires_grad, target._node, target._index = True, result._node, result._index
@@ -488,7 +489,7 @@ def _seed(name: str, tensor: TensorBase, gradient: Any, create_graph: bool) -> A
         )
     if create_graph:
         return gradient if isinstance(gradient, TensorBase) else _wrap(np.asarray(gradient, dtype=tensor._data.dtype))
-    return _held(np.asarray(_raw(gradient), dtype=tensor._data.dtype))
+    return converted(_held(np.asarray(_raw(gradient))), tensor._data.dtype)
 
 
 def backward(

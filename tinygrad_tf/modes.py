@@ -59,6 +59,7 @@ def rows(table: Any, first: int, n: int) -> Array:
     if recorder is None or not isinstance(first, Length):
         return cast(Array, table[first : first + n])
     recorder.given([given])
+    recorder.guards.append(lambda: first.now() + n <= len(table))  # else it is recorded again, with a longer table
     out: Array = recorder.empty((n, *table.shape[1:]), table.dtype)
     recorder.apply(_copy_rows, out, recorder.hold(table), first.now)
     return out
@@ -82,6 +83,22 @@ def not_captured(what: str) -> None:
     """Raise CaptureError inside a capture: what follows is Python's work, and a replay would leave it out."""
     if _recorder.get() is not None:
         raise CaptureError(what)
+
+
+def check_written(array: Array) -> None:
+    """Raise CaptureError inside a capture, before anything is written, for memory that is not of the function's own results.
+
+    The judge runs the function and its replay, so what they leave outside would be written twice.
+    """
+    recorder = _recorder.get()
+    if recorder is not None and not recorder.owns(array):
+        raise CaptureError("it changes a tensor in place that it has not computed: an argument, a buffer or a constant")
+
+
+def written(function: Callable[..., Any], array: Array, *args: Any) -> None:
+    """function(array, *args), which writes into the array."""
+    check_written(array)
+    compute(function, array, *args)
 
 
 class Mode(contextlib.ContextDecorator):

@@ -92,8 +92,8 @@ class Tensor(TensorBase):
 
     @data.setter
     def data(self, value: Any) -> None:
-        array = value._data if isinstance(value, TensorBase) else np.asarray(value, dtype=self.dtype)
-        self._data = array
+        modes.not_captured("a tensor is given other data")
+        self._data = value._data if isinstance(value, TensorBase) else np.asarray(value, dtype=self.dtype)
         self._bump()
 
     def detach(self) -> Tensor:
@@ -296,7 +296,7 @@ class Tensor(TensorBase):
                 "setitem: this tensor's memory is read-only (an expanded or a read-only array); clone() it first"
             )
         try:
-            modes.compute(operator.setitem, self._data, index, graph._raw(value))
+            modes.written(operator.setitem, self._data, index, graph._raw(value))
         except (IndexError, ValueError) as error:
             raise type(error)(f"writing into a tensor of shape {self.shape}: {error}") from None
         self._bump()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import kernels, modes
+from . import graph, kernels, modes
 from .arena import Arena, in_arena, owner_of
 from .graph import TensorBase
 from .kernels.host import address
@@ -109,6 +109,17 @@ def launch(note: Array, n_tasks: int, arguments: Any) -> None:
     """Stands for a kernel's call among the steps; a program joins what follows on one another."""
 
 
+def _no_numbers(self: Any) -> Any:
+    raise CaptureError("it reads a tensor's grad")
+
+
+@functools.cache
+def _hidden() -> Any:
+    """A Tensor whose numbers nobody may read."""
+    tensor: Any = graph._wrap
+    return object.__new__(type("Hidden", (tensor,), {"__slots__": (), "_data": property(_no_numbers)}))
+
+
 #: What asks numpy for shapes and dtypes, which a replay does not need to ask for again.
 _ABOUT_ARRAYS = {
     np.result_type, np.can_cast, np.shape, np.ndim, np.size, np.may_share_memory, np.shares_memory, np.iscomplexobj,
@@ -129,6 +140,7 @@ class Recorder:
         self.states: dict[Any, tuple[Callable[[], Any], Callable[[Any], object]]] = {}
         self.before: list[tuple[Callable[[Any], object], Any]] = []
         self.guards: list[Callable[[], bool]] = []
+        self.grads: dict[int, tuple[TensorBase, Any]] = {}  # leaves, and the `.grad` that each had before
         self.lengths: dict[int, Callable[[], int]] = {}
         for array in inputs:
             self.hold(array)
@@ -162,23 +174,30 @@ class Recorder:
     def knows(self, array: Array) -> bool:
         return in_arena(array) or id(owner_of(array)) in self.held or array.size == 0
 
+    def owns(self, array: Array) -> bool:
+        """Whether this is memory of results."""
+        return in_arena(array)
+
     def require(self, name: str, arrays: Any) -> None:
         """Raise CaptureError for a result of an operation that no step computes."""
         for array in arrays if isinstance(arrays, (tuple, list)) else [arrays]:
             if isinstance(array, np.ndarray) and not self.knows(array):
                 raise CaptureError(f"{name} computes with an array that is no operation's result")
 
-    def given(self, values: Any) -> None:
-        """Note the arguments of an operation: new ones are leaves and constants."""
+    def given(self, values: Any, grows: bool = False) -> None:
+        """Note the arguments of an operation: new ones are leaves and constants. `grows`: whether it knows arrays that grow."""
         for value in values:
             if isinstance(value, TensorBase):
+                if not grows and self.length_of(value._data) is not None:
+                    raise CaptureError("something else than attention computes with a cache's keys and values")
                 if not self.knows(value._data):
                     if value._node is not None:
                         raise CaptureError(f"a tensor of shape {value._data.shape} from outside has a history")
                     self.leaves.append((value, value._data, value._requires_grad))
                     self.hold(value._data)
-                elif value._node is None and value._requires_grad and not any(value is t for t, _, _ in self.leaves):
-                    self.leaves.append((value, value._data, True))
+                elif value._node is None and not any([value is t for t, _, _ in self.leaves]):
+                    if value._requires_grad or not in_arena(value._data):  # it shares memory that is known already
+                        self.leaves.append((value, value._data, value._requires_grad))
             elif isinstance(value, np.ndarray):
                 self.hold(value)
             elif isinstance(value, (tuple, list)):
@@ -188,7 +207,11 @@ class Recorder:
         """Note that a module was called, in its mode."""
         if module._forward_hooks or module._forward_pre_hooks:
             raise CaptureError(f"{type(module).__name__} has hooks")
-        self.modules[id(module)] = module, module.training
+        self.mode(module)
+
+    def mode(self, module: Any) -> None:
+        """Note the mode of a module that somebody may have asked for."""
+        self.modules[id(module)] = module, module.__dict__["training"]
 
     def plain(self, values: Any) -> Any:
         return _plain(values)
@@ -254,7 +277,7 @@ class Recorder:
             [isinstance(part, (np.ndarray, np.generic)) for part in (result if several else [result])]
         ):
             raise CaptureError(f"numpy's {function.__name__} tells Python about numbers")
-        if all(self.knows(part) for part in parts):
+        if all(part.size and self.knows(part) for part in parts):  # an empty one may not always be so
             kept = parts
         else:
             kept = [self._like(part) for part in parts]
@@ -280,8 +303,24 @@ class Recorder:
         self.require(getattr(function, "__name__", "an operation"), result)
         return result
 
+    def watch(self, leaf: TensorBase) -> None:
+        """Put what nobody may read in place of the leaf's `.grad`, until `unwatch`: replays neither read nor set it."""
+        if id(leaf) not in self.grads:
+            self.grads[id(leaf)] = leaf, leaf.grad
+            leaf.grad = _hidden()
+        elif type(leaf.grad) is not type(_hidden()):
+            raise CaptureError("it sets a tensor's grad")
+
+    def unwatch(self) -> bool:
+        """Give the leaves their `.grad` again; False if somebody has set one meanwhile."""
+        untouched = all([type(leaf.grad) is type(_hidden()) for leaf, _ in self.grads.values()])
+        for leaf, grad in self.grads.values():
+            leaf.grad = grad
+        return untouched
+
     def gradient(self, leaf: TensorBase, value: Any, own: bool) -> None:
         """Take a leaf's whole gradient."""
+        self.watch(leaf)
         if isinstance(value, TensorBase):
             raise CaptureError("backward with create_graph")
         whole = own and value.flags.c_contiguous

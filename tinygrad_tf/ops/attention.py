@@ -13,6 +13,7 @@ from .. import kernels, rng
 from ..arena import owner_of
 from ..graph import TensorBase
 from ..kernels.host import address
+from ..modes import CaptureError, _recorder, compute
 from .elementwise import constant, exp, where
 from .primitive import fused, primitive
 from .products import matmul
@@ -21,6 +22,9 @@ from .shape import cat, expand, narrow
 
 
 def _forward(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    recorder = _recorder.get()
+    if recorder is not None and options[2] is not None and recorder.length_of(k) is not None:
+        raise CaptureError("a mask does not grow with a cache of keys and values")
     out, lse = kernels.attention.attention(q, k, v, *options)
     return out, (lse,)
 
@@ -133,10 +137,11 @@ def attention_weights(q: Any, k: Any, scale: float, causal: bool = False, mask: 
     raw_mask = getattr(mask, "_data", mask)
     if raw_mask is not None:
         if raw_mask.dtype == np.bool_:
-            allowed = allowed & raw_mask
+            allowed = compute(np.logical_and, allowed, raw_mask)
         else:
-            allowed = allowed & (raw_mask != -np.inf)
-            scores = scores + where(raw_mask != -np.inf, mask, 0.0)
+            finite = compute(np.not_equal, raw_mask, -np.inf)
+            allowed = compute(np.logical_and, allowed, finite)
+            scores = scores + where(finite, mask, 0.0)
     scores = where(allowed, scores, 0.0)
     peak = amax(where(allowed, constant(scores), float("-inf")), -1, True) if Tk else scores
     peak = where(peak == float("-inf"), 0.0, peak)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph import TensorBase
 from ..kernels.host import full, write
-from ..modes import check
+from ..modes import check, compute, converted
 from .primitive import normalize_dims, primitive
 
 
@@ -98,16 +98,21 @@ def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Any:
             f"take_along_dim: the shapes must broadcast except along dim {dim}, got {x.shape} and {indices.shape}"
         ) from None
     full = (*both[:axis], x.shape[axis], *both[axis:])
-    indices = np.where(indices < 0, indices + x.shape[axis], indices)  # negative ones count from the end
+    indices = compute(_from_the_start, indices, x.shape[axis])
     indices = np.broadcast_to(indices, (*both[:axis], indices.shape[axis], *both[axis:]))
     return gather(x if x.shape == full else broadcast_to(x, full), axis, indices)
+
+
+def _from_the_start(indices: Any, n: int) -> Any:
+    """Indices of which negative ones count from the end."""
+    return np.where(indices < 0, indices + n, indices)
 
 
 def gather(x: Any, dim: int, index: Any) -> Any:
     """out[i][j][k] = x[index[i][j][k]][j][k] for dim 0, and so on; `index` may be smaller than x along other axes."""
     index = getattr(index, "_data", index)
     if index.size == 0:
-        return getitem(x.reshape((-1,)), index.astype(np.int64))
+        return getitem(x.reshape((-1,)), converted(index, np.int64))
     if x.ndim == 0:
         return _gather(x.reshape((1,)), 0, index.reshape(-1)).reshape(index.shape)
     return _gather(x, dim, index)

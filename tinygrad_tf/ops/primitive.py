@@ -258,7 +258,8 @@ class Primitive(_Callable):
         i, j = self.positions
         a, b = arrays[i], arrays[j]
         if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
-            arrays[i], arrays[j] = (a, b.astype(a.dtype)) if a.dtype.kind == "f" else (a.astype(b.dtype), b)
+            dtype = a.dtype if a.dtype.kind == "f" else b.dtype
+            arrays[i], arrays[j] = modes.converted(a, dtype), modes.converted(b, dtype)
 
     def _save(self, node: Node, values: list[Any], inputs: Sequence[TensorBase | None], out: Array) -> None:
         """Keep what the needed rules name."""
@@ -355,7 +356,7 @@ class Fused(_Callable):
                 dtype = a.dtype
         profile, recorder = modes._profile.get(), modes._recorder.get()
         if recorder is not None:
-            recorder.given(values)
+            recorder.given(values, self.name == "scaled_dot_product_attention")
             arrays = recorder.plain(arrays)
         out, saved = self.forward(*arrays) if profile is None else profile.run(self, self.forward, arrays)
         if recorder is not None:
@@ -410,6 +411,8 @@ class Fused(_Callable):
             if recorder is not None:
                 recorder.require(f"backward of {self.name}", results)
             return results
+        if any([isinstance(v, np.ndarray) for v in node.static]):
+            modes.not_captured(f"create_graph through {self.name}, whose definition looks at ids or masks")
         return differentiate(self.definition, self._arguments(node, True), self.positions, needs, grads[0])
 
     def _arguments(self, node: Node, create_graph: bool) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import TensorBase
-from ..modes import check
+from ..modes import check, not_captured
 from .elementwise import where
 from .indexing import _add_along, _check_indices, _places, _plain, _put, getitem, setitem
 from .primitive import normalize_dims, operand
@@ -80,6 +80,7 @@ def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
     """x with `value` in the slices along `dim` that the index names."""
     if x.ndim == 0:
         return _at_least_1d(lambda x, i: index_fill(x, 0, i, value), x, index)
+    not_captured("index_fill looks at its indices")
     place, axis = _along(x, dim, index, "index_fill")
     return setitem(x, (*place[:axis], np.unique(place[axis])), _value(value, x))  # each slice once, or value's gradient
 
@@ -125,6 +126,7 @@ def masked_select(x: Any, mask: Any) -> Any:
 
 def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     """x with the elements of `source`, one after another, where the mask is true."""
+    not_captured("masked_scatter looks at its mask")
     mask = _mask("masked_scatter", mask)
     shape = np.broadcast_shapes(x.shape, mask.shape)
     mask = np.broadcast_to(mask, shape)
@@ -223,6 +225,7 @@ def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, inclu
         return _at_least_1d(
             lambda x, i, s: scatter_reduce(x, 0, i, s, reduce, include_self=include_self), x, index, src
         )
+    not_captured("scatter_reduce looks at its indices")
     axis, index, used = _scattered(x, dim, index, src, "scatter_reduce")
     count = np.zeros(x.shape, np.int64)
     np.add.at(count, _places(index, axis), 1)
@@ -245,6 +248,7 @@ def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, inclu
 
 def one_hot(x: Any, num_classes: int = -1) -> Any:
     """int64: a new last axis with 1 at the class number and 0 elsewhere; -1 classes are as many as needed."""
+    not_captured("one_hot looks at its ids")
     ids = _array(x)
     classes = int(ids.max(initial=-1)) + 1 if num_classes == -1 else num_classes
     check(_check_indices, ids, classes, "one_hot")
