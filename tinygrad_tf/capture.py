@@ -32,7 +32,7 @@ from .config import config
 from .graph import TensorBase
 from .kernels.host import get_num_threads
 from .memory import give_back_freed_memory
-from .modes import Array, CaptureError
+from .modes import Array, CaptureError, HooksError
 from .tracing import Recorder, launch
 
 PROGRAMS = 8  # kept for a function, one for each list of shapes
@@ -297,7 +297,7 @@ class Captured:
         try:
             program.replay(numbers)
         except CaptureError as error:
-            return self._refuse(state, str(error), arrays)
+            return self._refuse(state, error, arrays)
         return program.deliver()
 
     def _record(self, state: _State, arrays: Sequence[Any]) -> Any:
@@ -305,7 +305,7 @@ class Captured:
         try:
             state.program = self._recorded(Arena(), arrays)
         except CaptureError as error:
-            return self._refuse(state, str(error), arrays)
+            return self._refuse(state, error, arrays)
         return state.program.deliver()
 
     def _judge(
@@ -318,7 +318,7 @@ class Captured:
         try:
             wanted = self._recorded(Arena(program.arena.chunks), arrays, [leaf for leaf, *_ in program.leaves])
         except CaptureError as error:
-            return self._refuse(state, str(error), arrays)
+            return self._refuse(state, error, arrays)
         expected = wanted.digest()
         wanted.go_back()
         program.arena.poison()
@@ -331,7 +331,7 @@ class Captured:
         except Exception as error:
             why = f"its replay raised {type(error).__name__}: {error}"
         if why is not None:
-            return self._refuse(state, why, arrays)
+            return self._refuse(state, CaptureError(why), arrays)
         state.judged = True
         for i in differing:
             del program.unseen[i]
@@ -368,10 +368,13 @@ class Captured:
             modes._recorder.reset(token)
         return _Program(recorder, inputs, _outputs(outputs, arena.fixed))
 
-    def _refuse(self, state: _State, why: str, arrays: Sequence[Any]) -> Any:
-        state.why, state.program = why, None
-        if self._warn:
-            warnings.warn(f"{self._name} runs as it is, not captured: {why}", stacklevel=5)
+    def _refuse(self, state: _State, why: CaptureError, arrays: Sequence[Any]) -> Any:
+        """Run the function as it is; ever after, unless that is for hooks, which may be taken away again."""
+        state.program, state.calls, state.judged = None, 0, False
+        if not isinstance(why, HooksError):
+            state.why = str(why)
+            if self._warn:
+                warnings.warn(f"{self._name} runs as it is, not captured: {why}", stacklevel=5)
         return self._run(arrays)
 
 

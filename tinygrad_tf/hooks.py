@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .modes import not_captured
+from .modes import HooksError, _recorder
 
 
 class HookHandle:
@@ -26,7 +26,8 @@ class HookHandle:
 
 def run_hooks(hooks: dict[int, Callable[[Any], Any]], value: Any, wrap: Callable[..., Any]) -> Any:
     """Show a gradient, an ndarray or a Tensor, to its hooks, each of which may return another one to use instead."""
-    not_captured("a gradient hook")
+    if _recorder.get() is not None:
+        raise HooksError("a gradient hook")
     was_array = isinstance(value, np.ndarray)
     for hook in list(hooks.values()):
         shown = wrap(np.array(value)) if isinstance(value, np.ndarray) else value  # theirs to write into

@@ -30,6 +30,10 @@ class CaptureError(RuntimeError):
     """`tg.capture` cannot follow the function; the message says at what."""
 
 
+class HooksError(CaptureError):
+    """Hooks are at work, which a replay would not call: there is no capture while they are."""
+
+
 def compute(function: Callable[..., Any], *args: Any) -> Any:
     """function(*args), numpy's work on ndarrays, so that a capture can do it again."""
     recorder = _recorder.get()

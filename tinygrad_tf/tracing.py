@@ -16,7 +16,7 @@ from . import graph, kernels, modes
 from .arena import Arena, in_arena, owner_of
 from .graph import TensorBase
 from .kernels.host import address
-from .modes import Array, CaptureError
+from .modes import Array, CaptureError, HooksError
 
 SMALL = 64  # elements: arrays up to this size may be a kernel's settings
 
@@ -206,7 +206,7 @@ class Recorder:
     def module(self, module: Any) -> None:
         """Note that a module was called, in its mode."""
         if module._forward_hooks or module._forward_pre_hooks:
-            raise CaptureError(f"{type(module).__name__} has hooks")
+            raise HooksError(f"{type(module).__name__} has hooks")
         self.mode(module)
 
     def mode(self, module: Any) -> None:
