@@ -50,6 +50,7 @@ def batch(tokens: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarra
 def our_side(vocab: int, weights: pathlib.Path, steps: int) -> tuple[Any, Any]:
     import tinygrad_tf as tg
     from tinygrad_tf import models, optim
+    from tinygrad_tf.training import loss_and_gradients
 
     limit_threads()
     tg.manual_seed(1337)
@@ -57,12 +58,13 @@ def our_side(vocab: int, weights: pathlib.Path, steps: int) -> tuple[Any, Any]:
     np.savez(weights, **{k: v.numpy() for k, v in model.state_dict().items()})
     optimizer = optim.AdamW(model.param_groups(DECAY), lr=LR, betas=BETAS)
 
+    compute = tg.capture(loss_and_gradients(model))
+
     def train(ids: np.ndarray, targets: np.ndarray, lr: float) -> float:
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.zero_grad()
-        loss = model.loss(ids, targets)
-        loss.backward()
+        loss = compute(ids, targets, 1.0)
         optim.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         return loss.item()

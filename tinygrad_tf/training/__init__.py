@@ -9,7 +9,7 @@ from tinygrad_tf.training.checkpoints import (
     save_checkpoint,
 )
 from tinygrad_tf.training.metrics import Metrics, plot_metrics, read_metrics
-from tinygrad_tf.training.steps import accumulate_gradients, evaluate
+from tinygrad_tf.training.steps import accumulate_gradients, evaluate, loss_and_gradients
 from tinygrad_tf.training.trainer import TrainConfig, Trainer, TrainingError
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "latest_checkpoint",
     "load_checkpoint",
     "load_model",
+    "loss_and_gradients",
     "plot_metrics",
     "read_metrics",
     "save_checkpoint",
