@@ -510,13 +510,7 @@ def eval_mode(module: Module) -> Iterator[None]:
     >>> layer.training
     True
     """
-    below, seen = [module], {id(module)}
-    for m in below:  # it grows meanwhile; quicker than modules(), which also makes the names
-        for child in m._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                below.append(child)
-    in_training = [m for m in below if m.training]
+    in_training = [m for m in module.modules() if m.training]
     for m in in_training:
         object.__setattr__(m, "training", False)
     try:
