@@ -5,7 +5,8 @@ and for the same shapes the same Python comes to the same kernel calls in every 
 does, a `Recorder` notes them, with all results in an `Arena`, so that each array lies where it lay before.
 
 Nothing may slip through unseen: a step is refused whose operand the recorder does not know. And before a program is used,
-it is judged: its memory is filled with NaN, and its replay on new inputs must give what the function itself gives forfor them, bit for bit. It is judged again when an input changes that had not changed before.
+it is judged: its memory is filled with NaN, and its replay on new inputs must give what the function itself gives for
+them, bit for bit. It is judged again when an input changes that had not changed before.
 """
 
 from __future__ import annotations
@@ -414,11 +415,12 @@ def capture(function: Callable[..., Any], *, warn: bool = True) -> Captured:
         warn: whether to warn where it cannot be captured (default True).
 
     The first call runs the function as it is, the second records it, and the third does both: the replay, from memory full
-    of NaN, must give what the function gives, bit for bit; this is done again when an argument, say a mask, differs for the
-    first time. So it must do nothing but compute. Parameters are read anew at
-    each replay. After a parameter was replaced or frozen, a global or enclosing variable that the function names or an attribute of a module set, its mode switched or a hook registered, it
-    is recorded again; inside tg.profile(), tg.detect_anomaly(), tg.reference() it runs as it is. Dropout draws anew at
-    each replay, and an `nn.KVCache` grows.
+    of NaN, must give what the function gives, bit for bit. This is done again when an argument, say a mask, differs for the
+    first time. So the function must do nothing but compute.
+
+    Parameters are read anew at each replay, dropout draws anew, and an `nn.KVCache` grows. It is recorded again after a
+    parameter was replaced or frozen, an attribute of a module or a variable that the function names was set, or a mode was
+    switched. While hooks are registered, and inside tg.profile(), tg.detect_anomaly() or tg.reference(), it runs as it is.
 
     A function that cannot be captured runs as it is ever after, with a warning that says why (so does `.why`): Python reads
     a tensor's numbers, random tensors are made, an array comes from numpy alone.
