@@ -222,7 +222,7 @@ def the_map(places: list[Place], watcher: Watcher) -> dict[str, Any]:
     print("running the tests once, to see what each of them reaches", flush=True)
 
     def tests() -> Any:
-        from tinygrad_tf.kernels import runtime
+        from tinygrad_tf.kernels import compiling, runtime
 
         builtins._reached = watcher.reached.add  # type: ignore[attr-defined]
         for file in {p.file for p in places if p.file.startswith("ops")}:
@@ -231,7 +231,7 @@ def the_map(places: list[Place], watcher: Watcher) -> dict[str, Any]:
 
         def watched(self: Any, n_tasks: int, *arguments: Any) -> None:
             kinds = [str(getattr(a, "dtype", type(a).__name__)) for a in arguments]
-            watcher.launched.add(f"{runtime._name(self.__wrapped__)} {' '.join(kinds)}")
+            watcher.launched.add(f"{compiling.name_of(self.__wrapped__)} {' '.join(kinds)}")
             call(self, n_tasks, *arguments)
 
         runtime.Kernel.__call__ = watched  # type: ignore[method-assign, assignment]
@@ -259,28 +259,28 @@ def chosen_tests(place: Place, tests: dict[str, Any]) -> list[str]:
     return sorted(near, key=lambda t: (len(tests[t][2]), tests[t][0]))
 
 
-def cached_code(mutant: Mutant, cache: Path) -> None:
+def cached_code(mutant: Mutant, folder: Path) -> None:
     """The machine code of all that the mutant leaves as it is, from the package's own cache."""
-    from tinygrad_tf.kernels import runtime
+    from tinygrad_tf.kernels import cache, compiling
 
     changed = kernels_with(mutant.file, mutant.rule)
-    assert not any(k.symbols for k in runtime.Routine.known.values()), (
+    assert not any(k.symbols for k in compiling.Routine.known.values()), (
         "a kernel was compiled while tests were collected"
     )
-    for file in runtime.cache_folder().iterdir():
+    for file in cache.cache_folder().iterdir():
         if file.name.rpartition("-")[0] not in changed:
-            shutil.copy(file, cache)
-    runtime._folder = cache
+            shutil.copy(file, folder)
+    cache._folder = folder
 
 
 def run(mutant: Mutant, chosen: list[str], seconds: float, watcher: Watcher) -> dict[str, Any]:
     """Run the tests on the mutant."""
     is_kernel = mutant.file.startswith("kernels")
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as folder:
 
         def tests() -> Any:
             if is_kernel:
-                cached_code(mutant, Path(cache))
+                cached_code(mutant, Path(folder))
             exchange(mutant.file, [(mutant.start, mutant.end, mutant.text)])
             count = len(watcher.run(chosen, stop=True))
             return {"failed": watcher.failed[:1], "tests": count}

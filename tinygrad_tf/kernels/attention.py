@@ -19,7 +19,7 @@ import numpy as np
 
 from ..modes import _recorder
 from .attention_backward import backward_tiles
-from .attention_forward import forward_tiles
+from .attention_forward import forward_few, forward_tiles
 from .attention_tile import BOOL_MASK, FLOAT_MASK, GEOMETRY_SIZE, NO_MASK, SMALL, TILE, TK, TQ, B, H, copy, dropout_row
 from .runtime import address, contiguous, copied, empty, full, kernel, native, share, tasks, write
 
@@ -157,9 +157,10 @@ def attention(
     if length is not None:
         geometry = geometry.copy()
         recorder.apply(_set_length, geometry, length)
-    units = batch * heads * (1 if length_q <= SMALL else -(-length_q // TILE))
+    few = length_q <= SMALL
+    units = batch * heads * (1 if few else -(-length_q // TILE))
     work = batch * heads * length_q * length_k * (dk + dv) // 4
-    forward_tiles(
+    (forward_few if few else forward_tiles)(
         min(units, tasks(work)),
         q_,
         k_,

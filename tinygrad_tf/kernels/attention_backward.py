@@ -153,7 +153,7 @@ def backward_tiles(
     for unit in range(first, last):
         b = unit // kv_heads
         kv = unit % kv_heads
-        fill(dq_sums, 0, len(dq_sums), 0)
+        fill(dq_sums, 0, len(dq_sums), 0.0)
         for r in range(group * length_q):
             h = kv * group + r // length_q
             i = r % length_q
@@ -173,8 +173,8 @@ def backward_tiles(
             pack_rows(k, k_at, geometry[K + 2], count, dk, one, key_rows, 0, dk_padded)
             pack_columns(v, v_at, geometry[V + 2], count, dv, values, 0)
             broken_count = clear_broken_rows(key_rows, 0, count, dk_padded, broken, 0)
-            fill(dk_sums, 0, len(dk_sums), 0)
-            fill(dv_sums, 0, len(dv_sums), 0)
+            fill(dk_sums, 0, len(dk_sums), 0.0)
+            fill(dv_sums, 0, len(dv_sums), 0.0)
             for h in range(kv * group, (kv + 1) * group):
                 for i0 in range(0, length_q, TILE):
                     m = min(TILE, length_q - i0)
@@ -186,8 +186,8 @@ def backward_tiles(
                     pack_rows(g, g_at, geometry[G + 2], m, dv, one, g_rows, 0, dv_padded)
                     for i in range(m):
                         if lse[(b * heads + h) * length_q + i0 + i] == -np.inf:
-                            fill(queries, i * dk_padded, dk_padded, 0)
-                            fill(g_rows, i * dv_padded, dv_padded, 0)
+                            fill(queries, i * dk_padded, dk_padded, 0.0)
+                            fill(g_rows, i * dv_padded, dv_padded, 0.0)
                     _backward_pair(
                         k,
                         lse,

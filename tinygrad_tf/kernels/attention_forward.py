@@ -16,7 +16,6 @@ from .attention_tile import (
     MASK_KIND,
     NO_MASK,
     SLOPES,
-    SMALL,
     TILE,
     TK,
     TQ,
@@ -91,9 +90,9 @@ def _forward_tile(
         0,
         dk,
     )
-    fill(sums, 0, m * padded, 0)
+    fill(sums, 0, m * padded, 0.0)
     fill(highest, 0, TILE, -np.inf)
-    fill(total, 0, TILE, 0)
+    fill(total, 0, TILE, 0.0)
     for j0 in range(0, length_k, TILE):
         if geometry[CAUSAL] and j0 > i0 + m - 1 + offset:
             break
@@ -146,50 +145,54 @@ def _forward_tile(
         lse[(b * geometry[H] + h) * length_q + i0 + i] = -np.inf if empty else highest[i] + math.log(total[i])
 
 
-@routine()
-def _forward_few(
-    q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, draw, b, h, s, weights, sums, keep
-):
-    """One head with very few queries (decoding): each row in one go, nothing packed."""
+@kernel
+def forward_few(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, draw, units):
+    """A share of the heads, with very few queries (decoding): each row in one go, nothing packed."""
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
-    kv = h // (geometry[H] // geometry[HKV])
     kind = q.dtype.type
     zero = kind(0)
-    k_at = b * geometry[K] + kv * geometry[K + 1]
-    v_at = b * geometry[V] + kv * geometry[V + 1]
-    for i in range(length_q):
-        q_at = b * geometry[Q] + h * geometry[Q + 1] + i * geometry[Q + 2]
-        query = q[q_at : q_at + dk]
-        allowed = clamp(i + length_k - length_q + 1, length_k) if geometry[CAUSAL] else length_k
-        for j in range(allowed):
-            source = k[k_at + j * geometry[K + 2] : k_at + j * geometry[K + 2] + dk]
-            dot = zero
-            for c in range(dk):
-                dot += query[c] * source[c]
-            s[j] = dot * kind(reals[0])
-        add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, 0, s, allowed)
-        best = row_max(s, 0, allowed)
-        base = best if best != -np.inf else zero
-        for j in range(len(s)):
-            weights[j] = s[j]
-        total = row_exp(weights, 0, allowed, len(s), base)
-        fill(sums, 0, dv, 0)
-        for j0 in range(0, allowed, TILE):
-            count = min(TILE, allowed - j0)
-            o = dropout_row(geometry, draw, reals[1], b, h, i, j0, count, keep) if geometry[DROPOUT] else 0
-            for j in range(j0, j0 + count):
-                if s[j] != -np.inf:
-                    weight = weights[j] * keep[o + j - j0] if geometry[DROPOUT] else weights[j]
-                    source = v[v_at + j * geometry[V + 2] : v_at + j * geometry[V + 2] + dv]
-                    for c in range(dv):
-                        sums[c] += weight * source[c]
-        empty = total == 0
-        factor = zero if empty else kind(1) / total
-        at = b * geometry[O] + h * geometry[O + 1] + i * geometry[O + 2]
-        to = out[at : at + dv]
-        for c in range(dv):
-            to[c] = zero if empty else sums[c] * factor
-        lse[(b * geometry[H] + h) * length_q + i] = -np.inf if empty else best + math.log(total)
+    s = np.empty(up(length_k, PANEL_BYTES // q.itemsize), q.dtype)
+    weights = np.empty(len(s), q.dtype)
+    sums = np.empty(dv, q.dtype)
+    keep = np.empty(TILE + 8, q.dtype)
+    for unit in range(*share(t, n_tasks, units)):
+        b, h = unit // geometry[H], unit % geometry[H]
+        kv = h // (geometry[H] // geometry[HKV])
+        k_at = b * geometry[K] + kv * geometry[K + 1]
+        v_at = b * geometry[V] + kv * geometry[V + 1]
+        for i in range(length_q):
+            q_at = b * geometry[Q] + h * geometry[Q + 1] + i * geometry[Q + 2]
+            query = q[q_at : q_at + dk]
+            allowed = clamp(i + length_k - length_q + 1, length_k) if geometry[CAUSAL] else length_k
+            for j in range(allowed):
+                source = k[k_at + j * geometry[K + 2] : k_at + j * geometry[K + 2] + dk]
+                dot = zero
+                for c in range(dk):
+                    dot += query[c] * source[c]
+                s[j] = dot * kind(reals[0])
+            add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i, 0, s, allowed)
+            best = row_max(s, 0, allowed)
+            base = best if best != -np.inf else zero
+            for j in range(len(s)):
+                weights[j] = s[j]
+            total = row_exp(weights, 0, allowed, len(s), base)
+            fill(sums, 0, dv, 0.0)
+            for j0 in range(0, allowed, TILE):
+                count = min(TILE, allowed - j0)
+                o = dropout_row(geometry, draw, reals[1], b, h, i, j0, count, keep) if geometry[DROPOUT] else 0
+                for j in range(j0, j0 + count):
+                    if s[j] != -np.inf:
+                        weight = weights[j] * keep[o + j - j0] if geometry[DROPOUT] else weights[j]
+                        source = v[v_at + j * geometry[V + 2] : v_at + j * geometry[V + 2] + dv]
+                        for c in range(dv):
+                            sums[c] += weight * source[c]
+            empty = total == 0
+            factor = zero if empty else kind(1) / total
+            at = b * geometry[O] + h * geometry[O + 1] + i * geometry[O + 2]
+            to = out[at : at + dv]
+            for c in range(dv):
+                to[c] = zero if empty else sums[c] * factor
+            lse[(b * geometry[H] + h) * length_q + i] = -np.inf if empty else best + math.log(total)
 
 
 @kernel
@@ -200,31 +203,6 @@ def forward_tiles(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes
     width = PANEL_BYTES // q.itemsize
     padded = up(dv, width)
     keep = np.empty(TILE + 8, q.dtype)
-    if length_q <= SMALL:
-        s = np.empty(up(length_k, width), q.dtype)
-        weights = np.empty(up(length_k, width), q.dtype)
-        sums = np.empty(dv, q.dtype)
-        for unit in range(first, last):
-            _forward_few(
-                q,
-                k,
-                v,
-                out,
-                lse,
-                mask_bytes,
-                mask_values,
-                slopes,
-                geometry,
-                reals,
-                draw,
-                unit // geometry[H],
-                unit % geometry[H],
-                s,
-                weights,
-                sums,
-                keep,
-            )
-        return
     key_tiles = (length_k + TILE - 1) // TILE
     query_tiles = (length_q + TILE - 1) // TILE
     keys = np.empty(key_tiles * TILE * dk, q.dtype)

@@ -153,7 +153,7 @@ def clear_broken_rows(rows, at, n, padded, broken, broken_at):
         broken[broken_at + i] = bad
         if bad:
             count += 1
-            fill(rows, at + i * padded, padded, 0)
+            fill(rows, at + i * padded, padded, 0.0)
     return count
 
 

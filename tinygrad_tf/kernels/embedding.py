@@ -2,24 +2,28 @@
 
 import numpy as np
 
-from .runtime import contiguous, empty, full, kernel, native, share, tasks, write
+from .runtime import contiguous, device, empty, full, kernel, native, share, tasks, write
+
+
+@device
+def _sorted_places(ids, n_rows):
+    """A counting sort: the places of id 0 in their order, then those of id 1, ..."""
+    starts = np.zeros(n_rows + 1, np.int64)
+    for i in range(len(ids)):
+        starts[ids[i] + 1] += 1
+    for v in range(n_rows):
+        starts[v + 1] += starts[v]
+    order = np.empty(len(ids), np.int64)
+    for i in range(len(ids)):
+        order[starts[ids[i]]] = i
+        starts[ids[i]] += 1
+    return order
 
 
 @kernel
-def _sort(t, n_tasks, ids, order, ends):
-    """A counting sort, in one task: order[: ends[0]] are the places of id 0 in their order, up to ends[1] of id 1, ..."""
-    for i in range(len(ids)):
-        ends[ids[i] + 1] += 1
-    for v in range(len(ends) - 1):
-        ends[v + 1] += ends[v]
-    for i in range(len(ids)):
-        order[ends[ids[i]]] = i
-        ends[ids[i]] += 1  # was the start of the id, becomes its end
-
-
-@kernel
-def _scatter_add_rows(t, n_tasks, g, ids, order, ends, out):
+def _scatter_add_rows(t, n_tasks, g, ids, out):
     n, width = g.shape
+    order = _sorted_places(ids, len(out))  # each task for itself, since adding takes far longer
     total = np.empty(width, np.float64)
     k, last = share(t, n_tasks, n)
     # An id belongs to the task in which its first row lies.
@@ -27,7 +31,9 @@ def _scatter_add_rows(t, n_tasks, g, ids, order, ends, out):
         k += 1
     while k < last:
         v = ids[order[k]]
-        end = ends[v]
+        end = k + 1
+        while end < n and ids[order[end]] == v:
+            end += 1
         row = out[v]
         if end - k == 1:
             only = g[order[k]]
@@ -57,7 +63,5 @@ def scatter_add_rows(g, ids, n_rows):
     g, ids = contiguous(g), contiguous(ids, np.int64)
     out = full((n_rows, g.shape[1]), 0, g.dtype)
     if g.size:
-        order, ends = empty(len(ids), np.int64), full(n_rows + 1, 0, np.int64)
-        _sort(1, ids, order, ends)
-        _scatter_add_rows(tasks(g.size * 2), g, ids, order, ends, out)
+        _scatter_add_rows(tasks(g.size * 2), g, ids, out)
     return out

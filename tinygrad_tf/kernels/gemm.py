@@ -122,7 +122,7 @@ def _pack_b(like, b, b_row, b_column, columns, depth, target):
                 put(like, to, k1 * nr + j, get(like, source, k1 * b_row + j * b_column) if j < wide else zero)
 
 
-@routine()
+@device
 def _from_corner(like, corner, c, c_row, tall, wide, add, bias, relu):
     """Move `tall` rows by `wide` columns of a tile at the edge from the scratch to C; bias: its address or 0."""
     nr = 2 * VECTOR_BYTES // like.itemsize

@@ -8,6 +8,7 @@ differs the function says so (it returns False) before anything is run. It holds
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import llvmlite.ir as ir
 import numpy as np
@@ -16,13 +17,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype, from_dtype
 
+from .compiling import compile_c, device, slots_of
+
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _HEAD = object.__basicsize__  # the references' count and the type come first in every object; then:
+_TYPE = _HEAD - _WORD
 _DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, _FLAGS = (_HEAD + i * _WORD for i in (0, 1, 2, 3, 5, 6))  # of an array
 _SCALAR, _ORDER = _HEAD, _HEAD + _WORD + 2  # of a dtype: the class of its numbers, and the order of their bytes
-_C_CONTIGUOUS, _ALIGNED, _WRITABLE = 0x1, 0x100, 0x400
+_READY = 0x1 | 0x100 | 0x400  # flags of an array: C-contiguous, aligned, writable
 _METH_FASTCALL = 0x80
-NOTE_HEAD = 2 * _WORD
 
 
 def _check_layout() -> None:
@@ -33,7 +36,8 @@ def _check_layout() -> None:
         return kind.from_address(id(probe) + at).value
 
     right = (
-        word(_DATA) == probe.ctypes.data
+        _WORD == 8
+        and word(_DATA) == probe.ctypes.data
         and word(_NDIM, ctypes.c_int) == 2
         and [ctypes.c_ssize_t.from_address(word(_SHAPE) + i * _WORD).value for i in range(2)] == [2, 5]
         and [ctypes.c_ssize_t.from_address(word(_STRIDES) + i * _WORD).value for i in range(2)] == [20, 4]
@@ -41,10 +45,11 @@ def _check_layout() -> None:
         and ctypes.c_size_t.from_address(id(probe.dtype) + _SCALAR).value == id(np.float32)
         and ctypes.c_char.from_address(id(probe.dtype) + _ORDER).value == b"="
         and word(_FLAGS, ctypes.c_int) == probe.flags.num
-        and word(_HEAD - _WORD) == id(np.ndarray)
+        and word(_TYPE) == id(np.ndarray)
         and ctypes.c_double.from_address(id(numbers[0]) + _HEAD).value == numbers[0]
         and ctypes.c_uint64.from_address(id(numbers[1]) + _HEAD).value == numbers[1]
         and ctypes.c_float.from_address(id(numbers[2]) + _HEAD).value == numbers[2]
+        and type(numbers[2]).__basicsize__ >= _HEAD + _WORD
     )
     assert right, "numpy's arrays have another layout than they had up to version 2"
 
@@ -72,156 +77,164 @@ def plain(argument):
     return argument.item() if is_numpys else argument
 
 
+# -- in machine code: addresses are integers ---------------------------------------------------------------------------
+
+
+def _reader(bits: int):
+    """The intrinsic that reads an integer of so many bits at an address."""
+
+    @intrinsic
+    def read(typing_context, address):
+        def generate(context, builder, signature, values):
+            number = builder.load(builder.inttoptr(values[0], ir.IntType(bits).as_pointer()))
+            return builder.zext(number, values[0].type) if bits < 64 else number
+
+        return types.intp(types.intp), generate
+
+    return read
+
+
+_word, _half, _byte = _reader(64), _reader(32), _reader(8)
+
+
+@intrinsic
+def _put(typing_context, address, word):
+    """Write a word at an address."""
+
+    def generate(context, builder, signature, values):
+        builder.store(values[1], builder.inttoptr(values[0], values[1].type.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+@intrinsic
+def _stack(typing_context):
+    """The address of room for a launch on the stack."""
+
+    def generate(context, builder, signature, values):
+        word = context.get_value_type(types.intp)
+        return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(word, _ROOM)), word)
+
+    return types.intp(), generate
+
+
+@intrinsic
+def call(typing_context, function, a, b, c):
+    """function(a, b, c), function the address of a C function of three integers."""
+
+    def generate(context, builder, signature, values):
+        kind = ir.FunctionType(ir.VoidType(), [v.type for v in values[1:]])
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    return types.void(function, a, b, c), generate
+
+
+@device
+def start(runner, launch, n_tasks):
+    """Run the launch at this address: the address of the kernel's code, the launch's length in bytes, and the slots.
+
+    A single task runs in place.
+    """
+    if n_tasks == 1:
+        call(_word(launch), launch + 2 * _WORD, 0, 1)
+    else:
+        call(runner, _word(launch), launch + 2 * _WORD, n_tasks)
+
+
+_ROOM = 512  # words of a launch, at most
+_ROW = 5 * _WORD
+_ARRAY, _INT, _BOOL, _NUMBER = range(4)  # how an argument's slots are read from its object
+_as_int = types.ExternalFunction("PyLong_AsUnsignedLongLongMask", types.intp(types.intp))
+_incref = types.ExternalFunction("Py_IncRef", types.void(types.intp))
+
+
+@device
+def _fits(known, arguments, n):
+    """Whether the arguments are what the table says, see `_table`."""
+    for i in range(n):
+        given, row = _word(arguments + i * _WORD), known + _ROW * (i + 1)
+        if _word(given + _TYPE) != _word(row):
+            return False
+        if _word(row + _WORD) == _ARRAY:
+            dtype = _word(given + _DTYPE)
+            if (
+                _word(dtype + _SCALAR) != _word(row + 2 * _WORD)
+                or (_byte(dtype + _ORDER) | _half(given + _NDIM) << 8) != _word(row + 3 * _WORD)
+                or _half(given + _FLAGS) & _READY != _READY
+            ):
+                return False
+    return True
+
+
+def _enter(table, arguments, count):
+    """What Python calls, as a METH_FASTCALL function: (runner, kernel, n_tasks, and what the kernel takes) -> bool.
+
+    Where runner is 0, the launch is written to the address n_tasks, to be run later.
+    """
+    known = _word(table + _DATA)
+    n = _word(known + 2 * _WORD)
+    fits = count == n + 3 and _fits(known, arguments + 3 * _WORD, n)
+    if fits:
+        runner, kernel = _as_int(_word(arguments)), _as_int(_word(arguments + _WORD))
+        n_tasks = _as_int(_word(arguments + 2 * _WORD))
+        launch = n_tasks if runner == 0 else _stack()
+        to = launch + 2 * _WORD
+        for i in range(n):
+            given, row = _word(arguments + (i + 3) * _WORD), known + _ROW * (i + 1)
+            how = _word(row + _WORD)
+            if how == _ARRAY:
+                # numba's struct; without what counts references: the caller holds it, and tasks that count would wait
+                # for one another at every slice
+                ndim, items = _half(given + _NDIM), 1
+                shape, strides = _word(given + _SHAPE), _word(given + _STRIDES)
+                at = to + 5 * _WORD
+                for axis in range(ndim):
+                    n_axis = _word(shape + axis * _WORD)
+                    items *= n_axis
+                    _put(at + axis * _WORD, n_axis)
+                    _put(at + (ndim + axis) * _WORD, _word(strides + axis * _WORD))
+                _put(to, 0)
+                _put(to + _WORD, 0)
+                _put(to + 2 * _WORD, items)
+                _put(to + 3 * _WORD, _word(row + 4 * _WORD))
+                _put(to + 4 * _WORD, _word(given + _DATA))
+                to = at + 2 * ndim * _WORD
+            else:
+                if how == _INT:
+                    number = _as_int(given)
+                elif how == _BOOL:
+                    number = 1 if given == _word(known) else 0
+                else:
+                    number = _word(given + _HEAD)
+                _put(to, number)
+                to += _WORD
+        _put(launch, kernel)
+        _put(launch + _WORD, to - launch)
+        if runner != 0:
+            start(runner, launch, n_tasks)
+    answer = _word(known if fits else known + _WORD)
+    _incref(answer)
+    return answer
+
+
+# -- the built-in functions --------------------------------------------------------------------------------------------
+
+
 def _table(kinds) -> np.ndarray:
-    """What a call is compared with, addresses mostly: True and False; each argument's type, an array's numbers."""
-    rows = [[id(True), id(False), 0, 0]]
+    """What a call is compared with: True, False, how many arguments; each one's type, how it is read, an array's numbers."""
+    rows = [[id(True), id(False), len(kinds), 0, 0]]
     for kind in kinds:
         if isinstance(kind, types.Array):
             dtype = as_dtype(kind.dtype)
-            rows.append([id(np.ndarray), id(dtype.type), ord(dtype.byteorder), 0])
+            rows.append([id(np.ndarray), _ARRAY, id(dtype.type), ord(dtype.byteorder) | kind.ndim << 8, dtype.itemsize])
         else:
             python = [python for python, numbas in _PYTHONS.items() if numbas == kind]
-            rows.append([id(python[0] if python else as_dtype(kind).type), 0, 0, 0])
+            how = {types.boolean: _BOOL, types.intp: _INT}.get(kind, _NUMBER)
+            rows.append([id(python[0] if python else as_dtype(kind).type), how, 0, 0, 0])
+    assert 2 + sum(slots_of(kind) for kind in kinds) <= _ROOM, "a kernel takes more than a launch has room for"
     return np.array(rows, np.intp)
-
-
-def _enter(kinds):
-    """The intrinsic that takes (table, arguments, count) as a METH_FASTCALL function gets them, and runs the kernel.
-
-    The arguments are runner, kernel, n_tasks and what the kernel takes. The kernel's address and these lie in a struct on
-    the stack; the runner gets its address, and that of a function, made here, that takes the struct apart and calls
-    the kernel. A single task runs in place.
-    """
-
-    @intrinsic
-    def enter(typing_context, table, arguments, count):
-        def generate(context, builder, signature, values):
-            table_, arguments_, count_ = values
-            word, i32 = count_.type, ir.IntType(32)
-
-            def load(address, offset=0, kind=None):
-                kind = word if kind is None else kind
-                place = builder.add(address, word(offset)) if isinstance(offset, int) else builder.add(address, offset)
-                return builder.load(builder.inttoptr(place, kind.as_pointer()))
-
-            known = load(table_, _DATA)
-            objects = [load(arguments_, i * _WORD) for i in range(3 + len(kinds))]
-            outcome = cgutils.alloca_once_value(builder, load(known, _WORD))  # False
-            fits = builder.icmp_signed("==", count_, word(len(objects)))
-
-            def both(condition):
-                nonlocal fits
-                fits = builder.and_(fits, condition)
-
-            for i, given in enumerate(objects[3:]):
-                both(builder.icmp_signed("==", load(given, _HEAD - _WORD), load(known, 4 * _WORD * (i + 1))))
-            with builder.if_then(fits, likely=True):  # only now may they be read as such
-                for i, kind in enumerate(kinds):
-                    if isinstance(kind, types.Array):
-                        array, row = objects[3 + i], 4 * _WORD * (i + 1)
-                        dtype, order = load(array, _DTYPE), ir.IntType(8)
-                        both(builder.icmp_signed("==", load(dtype, _SCALAR), load(known, row + _WORD)))
-                        both(builder.icmp_signed("==", load(dtype, _ORDER, order), load(known, row + 2 * _WORD, order)))
-                        both(builder.icmp_signed("==", load(array, _NDIM, i32), i32(kind.ndim)))
-                        wanted = i32(_C_CONTIGUOUS | _ALIGNED | _WRITABLE)
-                        both(builder.icmp_signed("==", builder.and_(load(array, _FLAGS, i32), wanted), wanted))
-                with builder.if_then(fits, likely=True):
-                    as_int = cgutils.get_or_insert_function(
-                        builder.module, ir.FunctionType(word, [word]), "PyLong_AsUnsignedLongLongMask"
-                    )
-                    runner, kernel, n_tasks = (builder.call(as_int, [o]) for o in objects[:3])
-                    parts = []
-                    for value, kind in zip(objects[3:], kinds, strict=True):
-                        if isinstance(kind, types.Array):
-                            parts.append(_array(context, builder, kind, value, load))
-                        elif kind == types.float64:
-                            parts.append(load(value, _HEAD, ir.DoubleType()))
-                        elif kind == types.boolean:
-                            parts.append(builder.icmp_signed("==", value, load(known)))
-                        elif kind == types.intp:
-                            parts.append(builder.call(as_int, [value]))
-                        else:  # a number of numpy's, which lies where a float's does
-                            parts.append(load(value, _HEAD, context.get_value_type(kind)))
-                    _start(context, builder, runner, kernel, n_tasks, parts)
-                    builder.store(load(known), outcome)  # True
-            answer = builder.load(outcome)
-            keep = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), [word]), "Py_IncRef")
-            builder.call(keep, [answer])
-            return answer
-
-        return types.intp(table, arguments, count), generate
-
-    return enter
-
-
-def _array(context, builder, kind, address, load):
-    """numba's struct of the array at this address; without what counts its references: the caller holds it.
-
-    Tasks that counted would wait for one another at every slice of it.
-    """
-    made = context.make_array(kind)(context, builder)
-    word = address.type
-    shape = [load(load(address, _SHAPE), i * _WORD) for i in range(kind.ndim)]
-    strides = [load(load(address, _STRIDES), i * _WORD) for i in range(kind.ndim)]
-    items = word(1)
-    for n in shape:
-        items = builder.mul(items, n)
-    made.meminfo = made.meminfo.type(None)
-    made.parent = made.parent.type(None)
-    made.nitems = items
-    made.itemsize = word(as_dtype(kind.dtype).itemsize)
-    made.data = builder.inttoptr(load(address, _DATA), made.data.type)
-    made.shape = cgutils.pack_array(builder, shape, ty=word)
-    made.strides = cgutils.pack_array(builder, strides, ty=word)
-    return made._getvalue()
-
-
-def _start(context, builder, runner, kernel, n_tasks, parts):
-    """Run kernel(t, n_tasks, *parts) for every t below n_tasks. Where runner is 0, note the launch at the address n_tasks:
-
-    the address of the function that takes the struct apart, the note's length in bytes, and, NOTE_HEAD bytes on, the struct.
-    """
-    word = n_tasks.type
-    struct = ir.LiteralStructType([word, *(p.type for p in parts)])
-    three = ir.FunctionType(ir.VoidType(), [word] * 3)
-    task = ir.Function(builder.module, three, builder.module.get_unique_name("tinygrad_tf.task"))
-    task.linkage = "internal"
-    inside = ir.IRBuilder(task.append_basic_block())
-    slots, t, n = task.args
-    taken = inside.load(inside.inttoptr(slots, struct.as_pointer()))
-    address, *numbers = [inside.extract_value(taken, i) for i in range(len(parts) + 1)]
-    kind = ir.FunctionType(ir.VoidType(), [word, word, *(p.type for p in parts)])
-    inside.call(inside.inttoptr(address, kind.as_pointer()), [t, n, *numbers])
-    inside.ret_void()
-
-    def store(place):
-        for i, part in enumerate([kernel, *parts]):
-            builder.store(part, cgutils.gep_inbounds(builder, place, 0, i))
-
-    place = cgutils.alloca_once(builder, struct)
-    here, task_address = builder.ptrtoint(place, word), builder.ptrtoint(task, word)
-    with builder.if_else(builder.icmp_signed("!=", runner, word(0))) as (at_once, later):
-        with at_once:
-            store(place)
-            with builder.if_else(builder.icmp_signed("==", n_tasks, word(1))) as (alone, together):
-                with alone:
-                    builder.call(task, [here, word(0), n_tasks])
-                with together:
-                    run = builder.inttoptr(runner, three.as_pointer())
-                    builder.call(run, [task_address, here, n_tasks])
-        with later:
-            for offset, number in ((0, task_address), (_WORD, word(NOTE_HEAD + context.get_abi_sizeof(struct)))):
-                builder.store(number, builder.inttoptr(builder.add(n_tasks, word(offset)), word.as_pointer()))
-            store(builder.inttoptr(builder.add(n_tasks, word(NOTE_HEAD)), struct.as_pointer()))
-
-
-_NOTES = np.empty(1 << 13, np.uint8)
-
-
-def note(launch, code, arguments) -> np.ndarray:
-    """A launch with these arguments, whose memory stays where it is, to be run later: see `_start`."""
-    assert launch(0, code, _NOTES.ctypes.data, *arguments)
-    return _NOTES[: int(_NOTES[_WORD : 2 * _WORD].view(np.intp)[0])].copy()
 
 
 class _Method(ctypes.Structure):
@@ -235,20 +248,25 @@ class _Method(ctypes.Structure):
     ]
 
 
-_alive: list[tuple] = []
 _new_function = ctypes.pythonapi.PyCFunction_NewEx
 _new_function.restype, _new_function.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
 
 
-def make_entry(kinds: tuple, compile_):
-    """The built-in function for kernels that take arguments of these kinds; compile_(function, signature) -> address."""
-    enter = _enter(kinds)
+@functools.cache
+def _method() -> _Method:
+    return _Method(b"kernel", compile_c(_enter, "launch._enter", ((types.intp,) * 3, types.intp)), _METH_FASTCALL, None)
 
-    def entry(table, arguments, count):
-        return enter(table, arguments, count)
 
-    address = compile_(entry, ((types.intp,) * 3, types.intp))
-    method = _Method(b"kernel", address, _METH_FASTCALL, None)
-    table = _table(kinds)
-    _alive.append((method, table))
-    return _new_function(ctypes.addressof(method), table, None)
+@functools.cache
+def entry(kinds: tuple):
+    """The built-in function that launches any kernel with arguments of these kinds, see `_enter`."""
+    return _new_function(ctypes.addressof(_method()), _table(kinds), None)
+
+
+_notes = np.empty(_ROOM * _WORD, np.uint8)
+
+
+def note(launch, code, arguments) -> np.ndarray:
+    """A launch with these arguments, whose memory stays where it is, to be run later by `start`."""
+    assert launch(0, code, _notes.ctypes.data, *arguments)
+    return _notes[: int(_notes[_WORD : 2 * _WORD].view(np.intp)[0])].copy()
