@@ -37,112 +37,8 @@ from .attention_tile import (
     scores,
     up,
 )
-from .runtime import kernel, routine, share
+from .runtime import kernel, share
 from .vector_tile import PANEL_BYTES, row_exp, row_max
-
-
-@routine()
-def _forward_tile(
-    q,
-    k,
-    v,
-    out,
-    lse,
-    mask_bytes,
-    mask_values,
-    slopes,
-    geometry,
-    reals,
-    draw,
-    b,
-    h,
-    i0,
-    keys,
-    values,
-    broken,
-    broken_count,
-    queries,
-    s,
-    sums,
-    highest,
-    total,
-    keep,
-):
-    """One tile of queries of one head, over all its keys."""
-    length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
-    width = PANEL_BYTES // q.itemsize
-    padded = up(dv, width)
-    offset = length_k - length_q
-    m = min(TILE, length_q - i0)
-    kv = h // (geometry[H] // geometry[HKV])
-    v_at = b * geometry[V] + kv * geometry[V + 1]
-    kind = q.dtype.type
-    zero = kind(0)
-    biased = geometry[MASK_KIND] != NO_MASK or geometry[SLOPES] != 0
-    pack_rows(
-        q,
-        b * geometry[Q] + h * geometry[Q + 1] + i0 * geometry[Q + 2],
-        geometry[Q + 2],
-        m,
-        dk,
-        kind(reals[0]),
-        queries,
-        0,
-        dk,
-    )
-    fill(sums, 0, m * padded, 0.0)
-    fill(highest, 0, TILE, -np.inf)
-    fill(total, 0, TILE, 0.0)
-    for j0 in range(0, length_k, TILE):
-        if geometry[CAUSAL] and j0 > i0 + m - 1 + offset:
-            break
-        count = min(TILE, length_k - j0)
-        n = up(count, width)
-        shift = i0 + offset - j0 if geometry[CAUSAL] else FAR
-        scores(shift, queries, dk, keys, j0 * dk, TILE, s, TILE, m, n, dk)
-        for i in range(m):
-            columns = up(clamp(last_row(i, m) + shift + 1, n), width)
-            if columns == 0:
-                continue
-            row = s[i * TILE : i * TILE + columns]
-            allowed = clamp(i + shift + 1, count)
-            if biased:
-                add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i0 + i, j0, row, allowed)
-            old = highest[i]
-            best = row_max(s, i * TILE, allowed)
-            best = best if best > old else old
-            base = best if best != -np.inf else zero
-            added = row_exp(s, i * TILE, allowed, columns, base)
-            if best != old:
-                highest[i] = best
-            if best != old and old != -np.inf:
-                factor = kind(math.exp(old - base))
-                total[i] *= factor
-                to = sums[i * padded : (i + 1) * padded]
-                for c in range(padded):
-                    to[c] *= factor
-            total[i] += added
-            if geometry[DROPOUT]:
-                o = dropout_row(geometry, draw, reals[1], b, h, i0 + i, j0, columns, keep)
-                for j in range(columns):
-                    row[j] *= keep[o + j]
-        accumulate(shift, False, s, TILE, 1, values, j0 * padded, padded, sums, 0, padded, m, padded, count)
-        if broken_count[j0 // TILE]:
-            for j in range(j0, j0 + count):
-                if broken[j]:
-                    source = v[v_at + j * geometry[V + 2] : v_at + j * geometry[V + 2] + dv]
-                    for i in range(m):
-                        if may_attend(geometry, mask_bytes, mask_values, b, h, i0 + i, j):
-                            for c in range(dv):
-                                sums[i * padded + c] += s[i * TILE + j - j0] * source[c]
-    for i in range(m):
-        at = b * geometry[O] + h * geometry[O + 1] + (i0 + i) * geometry[O + 2]
-        to = out[at : at + dv]
-        empty = total[i] == 0
-        factor = zero if empty else kind(1) / total[i]
-        for c in range(dv):
-            to[c] = zero if empty else sums[i * padded + c] * factor
-        lse[(b * geometry[H] + h) * length_q + i0 + i] = -np.inf if empty else highest[i] + math.log(total[i])
 
 
 @kernel
@@ -197,78 +93,87 @@ def forward_few(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes, 
 
 @kernel
 def forward_tiles(t, n_tasks, q, k, v, out, lse, mask_bytes, mask_values, slopes, geometry, reals, draw, units):
-    """A share of the tiles of queries; the keys and values of a head are packed once for all its tiles."""
-    first, last = share(t, n_tasks, units)
+    """A share of the tiles of queries, each over all its keys, which are packed once for all tiles of a head."""
     length_q, length_k, dk, dv = geometry[TQ], geometry[TK], geometry[DK], geometry[DV]
+    heads, offset = geometry[H], length_k - length_q
+    group = heads // geometry[HKV]
     width = PANEL_BYTES // q.itemsize
     padded = up(dv, width)
-    keep = np.empty(TILE + 8, q.dtype)
-    key_tiles = (length_k + TILE - 1) // TILE
-    query_tiles = (length_q + TILE - 1) // TILE
-    keys = np.empty(key_tiles * TILE * dk, q.dtype)
-    values = np.empty(length_k * padded, q.dtype)
-    broken = np.empty(length_k, np.uint8)
-    broken_count = np.empty(key_tiles, np.int64)
-    queries = np.empty(TILE * dk, q.dtype)
-    s = np.empty(TILE * TILE, q.dtype)
-    sums = np.empty(TILE * padded, q.dtype)
-    highest = np.empty(TILE, q.dtype)
-    total = np.empty(TILE, q.dtype)
+    biased = geometry[MASK_KIND] != NO_MASK or geometry[SLOPES] != 0
+    kind = q.dtype.type
+    zero = kind(0)
+    key_tiles, query_tiles = (length_k + TILE - 1) // TILE, (length_q + TILE - 1) // TILE
+    keys, values = np.empty(key_tiles * TILE * dk, q.dtype), np.empty(length_k * padded, q.dtype)
+    broken, broken_count = np.empty(length_k, np.uint8), np.empty(key_tiles, np.int64)
+    queries, s, sums = np.empty(TILE * dk, q.dtype), np.empty(TILE * TILE, q.dtype), np.empty(TILE * padded, q.dtype)
+    highest, total, keep = np.empty(TILE, q.dtype), np.empty(TILE, q.dtype), np.empty(TILE + 8, q.dtype)
     packed = -1
-    for unit in range(first, last):
-        head = unit // query_tiles
-        b = head // geometry[H]
-        h = head % geometry[H]
-        kv = h // (geometry[H] // geometry[HKV])
-        if packed != b * geometry[HKV] + kv:
-            packed = b * geometry[HKV] + kv
+    for unit in range(*share(t, n_tasks, units)):
+        head, i0 = unit // query_tiles, unit % query_tiles * TILE
+        b, h = head // heads, head % heads
+        k_at, k_step = b * geometry[K] + h // group * geometry[K + 1], geometry[K + 2]
+        v_at, v_step = b * geometry[V] + h // group * geometry[V + 1], geometry[V + 2]
+        if packed != head // group:
+            packed = head // group
             for tile in range(key_tiles):
                 j0 = tile * TILE
                 n = min(TILE, length_k - j0)
-                pack_columns(
-                    k,
-                    b * geometry[K] + kv * geometry[K + 1] + j0 * geometry[K + 2],
-                    geometry[K + 2],
-                    n,
-                    dk,
-                    keys,
-                    j0 * dk,
-                )
-                pack_rows(
-                    v,
-                    b * geometry[V] + kv * geometry[V + 1] + j0 * geometry[V + 2],
-                    geometry[V + 2],
-                    n,
-                    dv,
-                    v.dtype.type(1),
-                    values,
-                    j0 * padded,
-                    padded,
-                )
+                pack_columns(k, k_at + j0 * k_step, k_step, n, dk, keys, j0 * dk)
+                pack_rows(v, v_at + j0 * v_step, v_step, n, dv, kind(1), values, j0 * padded, padded)
                 broken_count[tile] = clear_broken_rows(values, j0 * padded, n, padded, broken, j0)
-        _forward_tile(
-            q,
-            k,
-            v,
-            out,
-            lse,
-            mask_bytes,
-            mask_values,
-            slopes,
-            geometry,
-            reals,
-            draw,
-            b,
-            h,
-            unit % query_tiles * TILE,
-            keys,
-            values,
-            broken,
-            broken_count,
-            queries,
-            s,
-            sums,
-            highest,
-            total,
-            keep,
-        )
+        q_at = b * geometry[Q] + h * geometry[Q + 1] + i0 * geometry[Q + 2]
+        m = min(TILE, length_q - i0)
+        pack_rows(q, q_at, geometry[Q + 2], m, dk, kind(reals[0]), queries, 0, dk)
+        fill(sums, 0, m * padded, 0.0)
+        fill(highest, 0, TILE, -np.inf)
+        fill(total, 0, TILE, 0.0)
+        for j0 in range(0, length_k, TILE):
+            if geometry[CAUSAL] and j0 > i0 + m - 1 + offset:
+                break
+            count = min(TILE, length_k - j0)
+            n = up(count, width)
+            shift = i0 + offset - j0 if geometry[CAUSAL] else FAR
+            scores(shift, queries, dk, keys, j0 * dk, TILE, s, TILE, m, n, dk)
+            for i in range(m):
+                columns = up(clamp(last_row(i, m) + shift + 1, n), width)
+                if columns == 0:
+                    continue
+                row = s[i * TILE : i * TILE + columns]
+                allowed = clamp(i + shift + 1, count)
+                if biased:
+                    add_bias(geometry, mask_bytes, mask_values, slopes, b, h, i0 + i, j0, row, allowed)
+                old = highest[i]
+                best = row_max(s, i * TILE, allowed)
+                best = best if best > old else old
+                base = best if best != -np.inf else zero
+                added = row_exp(s, i * TILE, allowed, columns, base)
+                if best != old:
+                    highest[i] = best
+                if best != old and old != -np.inf:
+                    factor = kind(math.exp(old - base))
+                    total[i] *= factor
+                    to = sums[i * padded : (i + 1) * padded]
+                    for c in range(padded):
+                        to[c] *= factor
+                total[i] += added
+                if geometry[DROPOUT]:
+                    o = dropout_row(geometry, draw, reals[1], b, h, i0 + i, j0, columns, keep)
+                    for j in range(columns):
+                        row[j] *= keep[o + j]
+            accumulate(shift, False, s, TILE, 1, values, j0 * padded, padded, sums, 0, padded, m, padded, count)
+            if broken_count[j0 // TILE]:
+                for j in range(j0, j0 + count):
+                    if broken[j]:
+                        source = v[v_at + j * v_step : v_at + j * v_step + dv]
+                        for i in range(m):
+                            if may_attend(geometry, mask_bytes, mask_values, b, h, i0 + i, j):
+                                for c in range(dv):
+                                    sums[i * padded + c] += s[i * TILE + j - j0] * source[c]
+        for i in range(m):
+            at = b * geometry[O] + h * geometry[O + 1] + (i0 + i) * geometry[O + 2]
+            to = out[at : at + dv]
+            empty = total[i] == 0
+            factor = zero if empty else kind(1) / total[i]
+            for c in range(dv):
+                to[c] = zero if empty else sums[i * padded + c] * factor
+            lse[head * length_q + i0 + i] = -np.inf if empty else highest[i] + math.log(total[i])
