@@ -49,7 +49,7 @@ TESTS = ["tests/ops", "tests/kernels", "tests/test_graph.py", "tests/test_functi
 
 #: Mutants that change no gradient, and why: regular expressions over their names.
 EQUIVALENT = {
-    r"_backward_pair: (sign|factor|dropped): ds\[i \* TILE \+ j\] \* k\[at \+ c\]": "a key that holds NaN or inf has a score that is not "
+    r"backward_tiles: (sign|factor|dropped): ds\[i \* TILE \+ j\] \* row\[c\]": "a key that holds NaN or inf has a score that is not "
     "finite, so ds is NaN or 0: the product is NaN or 0 with any sign and factor",
 }
 

@@ -80,6 +80,6 @@ def test_kernels_that_a_backward_is_part_of(mutants: Any, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     run = loaded("run")
     assert "normalization._norm_backward" in run.kernels_with("kernels/normalization.py", "norm_backward_row")
-    assert "attention_backward.backward_tiles" in run.kernels_with("kernels/attention_backward.py", "_backward_pair")
+    assert "attention_backward.backward_tiles" in run.kernels_with("kernels/attention_tile.py", "accumulate")
     found = run.kernels_with("kernels/normalization.py", "_norm_gradient")
     assert found == {"normalization._norm_backward", "normalization._over_blocks"}
