@@ -138,6 +138,31 @@ def test_code_that_is_loaded_computes_what_fresh_code_does(tmp_path: Path) -> No
     assert done[0].stdout == done[1].stdout
 
 
+ALONE = """
+import sys, numpy as np
+from tinygrad_tf.kernels import attention
+q, k = np.ones((1, 1, 70, 8), np.float32), np.ones((1, 1, 70, 8), np.float32)
+if "all" in sys.argv:
+    out, lse = attention.attention(q, k, k, 1.0, True)
+    attention.attention_backward(out, q, k, k, out, lse, 1.0, True)
+    attention.attention(q[:, :, :1], k, k, 1.0, True)
+elif "backward" in sys.argv:
+    attention.attention_backward(q, q, k, k, q, np.ones((1, 1, 70), np.float32), 1.0, True)
+else:
+    attention.attention(q[:, :, :1], k, k, 1.0, True)
+"""
+
+
+def test_loaded_code_brings_the_routines_that_it_calls(tmp_path: Path) -> None:
+    """Also where another kernel, which is not loaded now, had them compiled."""
+    environment = {**os.environ, "TINYGRAD_TF_CACHE_DIR": str(tmp_path)}
+    for what in ("all", "backward", "few"):
+        done = subprocess.run([sys.executable, "-c", ALONE, what], env=environment, capture_output=True, text=True,
+                              timeout=120)  # fmt: skip
+        assert done.returncode == 0, (what, done.stderr)
+        assert ("compiling" in done.stderr) == (what == "all")
+
+
 ONE_POOL = """
 import os, numpy as np, tinygrad_tf as tg
 from tinygrad_tf import models

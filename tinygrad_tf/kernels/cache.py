@@ -85,6 +85,10 @@ def digest(signature) -> str:
     return hashlib.sha256(repr(signature).encode()).hexdigest()[:16]
 
 
+#: The routines that there are, by their symbols: their names and argument types.
+routines: dict[str, tuple[str, tuple]] = {}
+
+
 class Cache:
     """The machine code of one function on disk: a file for each signature, written beside and renamed.
 
@@ -95,7 +99,6 @@ class Cache:
     def __init__(self, name: str, code: types_.CodeType, load_routine) -> None:
         self.name, self.load_routine = name, load_routine
         self.code = code.co_firstlineno, code.co_code  # for functions outside this package, whose sources nobody hashed
-        self.routines: list[tuple[str, tuple]] = []
 
     def _path(self, sig) -> pathlib.Path:
         return cache_folder() / f"{self.name}-{digest((sig, self.code))}"
@@ -103,11 +106,11 @@ class Cache:
     def load_overload(self, sig, target_context):
         target_context.refresh()
         try:
-            routines, payload = pickle.loads(self._path(sig).read_bytes())
+            called, payload = pickle.loads(self._path(sig).read_bytes())
         except (OSError, EOFError, pickle.UnpicklingError):
             _announce()
             return None
-        for name, argument_types in routines:
+        for name, argument_types in called:
             self.load_routine(name, argument_types)
         return compiler.CompileResult._rebuild(target_context, *payload)
 
@@ -115,7 +118,9 @@ class Cache:
         path = self._path(sig)
         beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
-            beside.write_bytes(serialize.dumps((self.routines, result._reduce())))
+            payload = result._reduce()
+            called = [routines[f.name] for f in result.library._final_module.functions if f.name in routines]
+            beside.write_bytes(serialize.dumps((called, payload)))
             os.replace(beside, path)
         except OSError:  # a full disk: the code runs, and is compiled again next time
             beside.unlink(missing_ok=True)

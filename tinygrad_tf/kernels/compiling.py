@@ -11,12 +11,11 @@ from numba import types
 from numba.core import ccallback, cgutils
 from numba.extending import intrinsic
 
-from .cache import Cache, digest
+from .cache import Cache, digest, routines
 
 # No nnan, no ninf: -inf masks and NaN keep their meaning.
 FASTMATH = {"contract", "reassoc", "arcp", "nsz"}
 OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
-_compiling: list[Cache] = []  # the caches of what is being compiled, outermost first
 
 
 def device(function):
@@ -35,12 +34,8 @@ def name_of(function) -> str:
 def compile_c(function, name: str, signature, make=ccallback.CFunc, **options) -> int:
     """The address of the machine code of `function`, in C's calling convention; from the disk where it is there."""
     code = make(function, signature, {}, {"nopython": True, **OPTIONS, **options})
-    code._cache = cache = Cache(name, function.__code__, lambda name, kinds: Routine.known[name].symbol(kinds))
-    _compiling.append(cache)
-    try:
-        code.compile()
-    finally:
-        _compiling.pop()
+    code._cache = Cache(name, function.__code__, lambda name, kinds: Routine.known[name].symbol(kinds))
+    code.compile()
     _alive.append(code)
     return code.address
 
@@ -107,6 +102,7 @@ class Routine:
             symbol = f"tinygrad_tf.{self.name}.{digest(argument_types)}"
             llvm.add_symbol(symbol, address)
             self.symbols[argument_types] = symbol
+            routines[symbol] = self.name, argument_types
         return self.symbols[argument_types]
 
 
@@ -119,8 +115,6 @@ def routine(returns=types.void):
         def call(typing_context, *arguments):
             argument_types = tuple(types.unliteral(a) for a in arguments)
             symbol = made.symbol(argument_types)
-            if _compiling:
-                _compiling[-1].routines.append((made.name, argument_types))
 
             def generate(context, builder, signature, values):
                 result = ir.VoidType() if returns == types.void else context.get_value_type(returns)
