@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 import tinygrad_tf as tg
 from tinygrad_tf.ops.embedding import all_below
 
+from .. import modes
 from ..modes import check, converted
 from ..nn.attention import KVCache
 from ..nn.module import eval_mode
@@ -22,7 +25,8 @@ Probabilities = NDArray[np.float64]
 #: Temperatures below this are the limit 0: the likeliest token, the lowest id of equals.
 GREEDY_BELOW = 1e-6
 
-#: From so many tokens on, the three steps that a capture begins with (two of them longer) are made up for.
+#: From so many tokens on, of one generation or several, the three steps that a capture begins with (two of them longer)
+#: are made up for.
 WORTH_CAPTURING = 24
 
 
@@ -190,29 +194,55 @@ def _below(ids: NDArray[Any], limit: int, name: str) -> None:
         raise IndexError(f"{name}: id {wrong} is out of range, ids must be at least 0 and below {limit}")
 
 
-def _reader(model: Any, cache: KVCache | None, tokens: int) -> Callable[[Ids], NDArray[Any]]:
-    """Logits (B, V) after a context (B, T), of which the cache may hold the beginning.
+class _Reader:
+    """Logits (B, V) after a context (B, T), of which a cache may hold the beginning.
 
-    A model that says that it `captures` is captured, if that many tokens are worth it.
+    A model that says that it `captures` is captured, once so many tokens are worth it. The model keeps its last reader,
+    so that the next generation finds what was captured, unless that takes more memory than the model's own weights.
     """
 
-    def read_on(ids: Any) -> Any:
-        return model.next_logits(ids, cache)
+    def __init__(self, model: Any, rows: int, use_cache: bool):
+        self.fits = rows, use_cache, modes.changes[0]
+        self.cache = cache = model.new_cache() if use_cache else None
+        self.tokens = 0
+        self.captures = getattr(model, "captures", False)
+        itself = weakref.ref(model)  # the model holds the reader
+        self.read_on = lambda ids: itself().next_logits(ids, cache)
+        self.read = lambda ids: itself().next_logits(ids)
+        self.captured = [tg.capture(function, warn=False) for function in (self.read_on, self.read)]
 
-    one: Callable[[Any], Any] = read_on
-    whole: Callable[[Any], Any] = model.next_logits
-    if tokens >= WORTH_CAPTURING and getattr(model, "captures", False):
-        one, whole = tg.capture(read_on, warn=False), tg.capture(model.next_logits, warn=False)
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy of the model begins with none
 
-    def logits(context: Ids) -> NDArray[Any]:
-        if cache is None or context.shape[1] > model.block_size:
+    def __call__(self, model: Any, context: Ids) -> NDArray[Any]:
+        one, whole = self.captured if self.captures and self.tokens >= WORTH_CAPTURING else (self.read_on, self.read)
+        if self.cache is None or context.shape[1] > model.block_size:
             # where the window has moved, every position in it is another one, so it is read again
             window = context[:, -model.block_size :]
-            return (whole if window.shape[1] == model.block_size else model.next_logits)(window)._data  # type: ignore[no-any-return]
-        new = context[:, cache.length :]
-        return (one if new.shape[1] == 1 else read_on)(new)._data  # type: ignore[no-any-return]
+            return (whole if window.shape[1] == model.block_size else self.read)(window)._data  # type: ignore[no-any-return]
+        new = context[:, self.cache.length :]
+        return (one if new.shape[1] == 1 else self.read_on)(new)._data  # type: ignore[no-any-return]
 
-    return logits
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it holds."""
+        return sum(c.nbytes for c in self.captured) + (0 if self.cache is None else self.cache.nbytes)
+
+
+@contextlib.contextmanager
+def _reader(model: Any, rows: int, use_cache: bool, tokens: int) -> Iterator[_Reader]:
+    """The reader that the model has kept, if it fits, or a new one; it will read that many tokens."""
+    reader = model.__dict__.pop("_reader", None)
+    if reader is None or reader.fits != (rows, use_cache, modes.changes[0]):
+        reader = _Reader(model, rows, use_cache)
+    elif reader.cache is not None:
+        reader.cache.reset()
+    reader.tokens += tokens
+    try:
+        yield reader
+    finally:
+        if reader.nbytes <= sum(p._data.nbytes for p in model.parameters()):
+            model.__dict__["_reader"] = reader
 
 
 def generate_stream(
@@ -280,18 +310,17 @@ def _steps(
     batch, length = prompt.shape
     context = np.zeros((batch, length + max_new_tokens), dtype=np.int64)
     context[:, :length] = prompt
-    cache = model.new_cache() if use_cache else None
     done = np.zeros(batch, dtype=bool)
-    logits = _reader(model, cache, max_new_tokens)
-    for end in range(length, length + max_new_tokens):
-        new = sample_next(logits(context[:, :end]), *choice, rng)
-        if eos is not None:
-            new[done] = eos
-            done |= new == eos
-        context[:, end] = new
-        yield new
-        if eos is not None and done.all():
-            return
+    with _reader(model, batch, use_cache, max_new_tokens) as logits:
+        for end in range(length, length + max_new_tokens):
+            new = sample_next(logits(model, context[:, :end]), *choice, rng)
+            if eos is not None:
+                new[done] = eos
+                done |= new == eos
+            context[:, end] = new
+            yield new
+            if eos is not None and done.all():
+                return
 
 
 def generate(

@@ -17,6 +17,12 @@ from .config import GPTConfig
 from .generation import Ids, as_ids, generate, generate_stream
 
 
+def _check_room(cache: nn.KVCache | None, n: int, limit: int) -> None:
+    total = n + (0 if cache is None else int(cache.offset))
+    if total > limit:
+        raise ValueError(f"GPT: {total} tokens are more than block_size {limit}; give the last {limit}")
+
+
 class GPT(nn.Module):
     """logits = norm(block_L(... block_1(E[ids] + P) ...)) Wᵀ, W tied to E by default; final norm for pre-norm only.
 
@@ -115,7 +121,7 @@ class GPT(nn.Module):
         offset = 0 if cache is None else cache.offset  # once, before any layer adds to the cache
         if array.ndim != 2 or array.shape[1] == 0:
             raise ValueError(f"GPT: ids must be (B, T) with T at least 1, got shape {array.shape}")
-        check(self._check_room, cache, array.shape[1])
+        check(_check_room, cache, array.shape[1], self.block_size)
         if cache is None:
             return self._stream(array, 0, None)
         if len(cache) != self.config.n_layer:
@@ -126,11 +132,6 @@ class GPT(nn.Module):
         except BaseException:
             cache.truncate(offset)  # so that no layer is ahead of another
             raise
-
-    def _check_room(self, cache: nn.KVCache | None, n: int) -> None:
-        total, limit = n + (0 if cache is None else int(cache.offset)), self.config.block_size
-        if total > limit:
-            raise ValueError(f"GPT: {total} tokens are more than block_size {limit}; give the last {limit}")
 
     def _stream(self, ids: Ids, offset: int, cache: nn.KVCache | None) -> tg.Tensor:
         x = self.token_embedding(tg.Tensor(ids))  # (B, T, n_embd)

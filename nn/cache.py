@@ -78,16 +78,17 @@ class LayerCache:
         return offset
 
     def _room(self, buffer: Array | None, new: Array, end: int) -> Array:
-        """A buffer with room for `end` rows: zero-filled, so that no stray NaN stands behind the valid rows."""
+        """A buffer with room for `end` rows: this one if it fits, else a larger one with the valid rows in it."""
         batch, heads, _, width = new.shape
-        if buffer is not None and self._length > 0:
+        if buffer is not None:
             had = (buffer.shape[0], buffer.shape[1], buffer.shape[3], buffer.dtype)
-            if had != (batch, heads, width, new.dtype):
+            fits = had == (batch, heads, width, new.dtype)
+            if self._length > 0 and not fits:
                 raise ValueError(
                     f"KVCache({self.max_len}): holds (batch, heads, width, dtype) {had}, "
                     f"got {(batch, heads, width, new.dtype)}"
                 )
-            if buffer.shape[2] >= end:
+            if fits and buffer.shape[2] >= end:
                 return buffer
         capacity = min(self.max_len, max(64, 2 * end))
         grown = np.zeros((batch, heads, capacity, width), dtype=new.dtype)
@@ -96,8 +97,13 @@ class LayerCache:
         return grown
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` positions."""
+        """Forget all but the first `length` positions; the buffers stay."""
         self._length = min(self._length, length)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in its buffers."""
+        return sum(b.nbytes for b in (self._keys, self._values) if b is not None)
 
 
 class KVCache:
@@ -133,6 +139,11 @@ class KVCache:
     def offset(self) -> int:
         """How many positions came before those that the first layer is given next."""
         return self.layers[0].offset
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in the buffers of all layers."""
+        return sum([layer.nbytes for layer in self.layers])
 
     def __getitem__(self, index: int) -> LayerCache:
         return self.layers[index]

@@ -271,6 +271,12 @@ class Captured:
         """Why it runs as it is, for inputs of some shapes at least; None while nothing speaks against a capture."""
         return next((s.why for s in self._states.values() if s.why is not None), None)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that its programs hold."""
+        programs = [s.program for s in self._states.values() if s.program is not None]
+        return sum(sum(program.arena.used) for program in programs)
+
     def _run(self, arrays: Sequence[Any]) -> Any:
         """Call the function as it is."""
         results = self._function(*[graph._wrap(a) if isinstance(a, np.ndarray) else a for a in arrays])
