@@ -180,6 +180,7 @@ def side(which: str) -> None:
                 prepared[key] = others[what]
             prepared[key]()
         work = prepared[key]
+        work()  # wakes the threads
         times: list[float] = []
         while sum(times) < seconds or len(times) < 3:
             start = time.perf_counter()

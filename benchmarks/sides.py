@@ -15,10 +15,12 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 THREADS = 2
+PAUSE = 0.1  # seconds: the threads of OpenMP and OpenBLAS spin up to 30 ms before they sleep, and would take another side's core
 
 
 def cpu() -> str:
@@ -83,6 +85,7 @@ def take_turns(sides: list[Side], turns: int, **question: Any) -> dict[str, list
     answers: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     for turn in range(turns):
         for side in sides if turn % 2 == 0 else sides[::-1]:
+            time.sleep(PAUSE)
             answers[side.name].append(side.ask(**question))
     return answers
 

@@ -109,28 +109,28 @@ def few_rows(t, n_tasks, x, w, out, bias, relu, accumulate):
     lanes = VECTOR_BYTES // x.itemsize
     quarter = n // STREAMS
     whole = depth // lanes * lanes
-    totals = np.empty((m, STREAMS), np.float64)
+    plain = whole == depth and len(bias) == 0 and not relu and not accumulate
+    totals = np.empty(2 * STREAMS, np.float64)
     parts = np.empty(2 * STREAMS, x.dtype)
     for j in range(*share(t, n_tasks, quarter)):
-        totals[:] = 0.0
-        for first in range(0, whole, BLOCK):
-            vectors = min(BLOCK, whole - first) // lanes
-            for i in range(0, m, 2):
-                two = i + 1 < m
-                if two:
+        for i in range(0, m, 2):
+            together = min(2, m - i)
+            for first in range(0, whole, BLOCK):
+                vectors = min(BLOCK, whole - first) // lanes
+                if together == 2:
                     _dots_2(x, i * depth + first, depth, w, j * depth + first, quarter * depth, vectors, parts)
                 else:
                     _dots_1(x, i * depth + first, depth, w, j * depth + first, quarter * depth, vectors, parts)
-                for r in range(STREAMS):
-                    totals[i, r] += parts[r]
-                    if two:
-                        totals[i + 1, r] += parts[STREAMS + r]
-        for i in range(m):
-            for r in range(STREAMS):
-                total = totals[i, r]
-                for k in range(whole, depth):
-                    total += x[i, k] * w[j + r * quarter, k]
-                _store(total, out, i, j + r * quarter, bias, relu, accumulate)
+                for r in range(together * STREAMS):
+                    totals[r] = parts[r] if first == 0 else totals[r] + parts[r]
+            for r in range(together * STREAMS):
+                row, column, total = i + r // STREAMS, j + r % STREAMS * quarter, totals[r] if whole > 0 else 0.0
+                if plain:
+                    out[row, column] = total
+                else:
+                    for k in range(whole, depth):
+                        total += x[row, k] * w[column, k]
+                    _store(total, out, row, column, bias, relu, accumulate)
     if t == n_tasks - 1:  # the rows of w that no stream has
         for j in range(STREAMS * quarter, n):
             for i in range(m):
@@ -140,7 +140,7 @@ def few_rows(t, n_tasks, x, w, out, bias, relu, accumulate):
                 _store(total, out, i, j, bias, relu, accumulate)
 
 
-_NOTHING = {np.dtype(kind): np.empty(0, kind) for kind in (np.float32, np.float64)}
+NO_BIAS = {np.dtype(kind): np.empty(0, kind) for kind in (np.float32, np.float64)}
 
 
 def rows_by_dots(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray | None:
@@ -150,10 +150,10 @@ def rows_by_dots(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.nd
     """
     n, depth = w.shape
     size, dtype = x.size, x.dtype
-    if not 0 < size <= FEW_ROWS * depth or n == 0 or dtype not in _NOTHING:
+    if not 0 < size <= FEW_ROWS * depth or n == 0 or dtype not in NO_BIAS:
         return None
     if bias is None:
-        bias = _NOTHING[dtype]
+        bias = NO_BIAS[dtype]
     if not (x.flags.carray and w.flags.carray and bias.flags.carray):
         return None
     out = empty((*x.shape[:-1], n), dtype)

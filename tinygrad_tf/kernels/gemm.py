@@ -21,7 +21,7 @@ import numpy as np
 
 from ..modes import _recorder
 from . import runtime
-from .few_rows import FEW_ROWS, GRAIN, few_rows
+from .few_rows import FEW_ROWS, GRAIN, NO_BIAS, few_rows
 from .gemm_tile import (
     MR,
     ROWS_A,
@@ -40,7 +40,7 @@ from .gemm_tile import (
     transpose_a,
     transpose_b,
 )
-from .runtime import device, kernel, routine, share
+from .runtime import Place, device, kernel, routine, share
 
 KC = 512  # terms of a block
 MC = max(1, 192 // MR) * MR  # rows of A packed at a time
@@ -153,7 +153,7 @@ def _piece(index, n_tasks, n, smallest):
 
 
 @kernel
-def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
+def _gemm(t, n_tasks, like, scratch, plan, a: Place, b: Place, c: Place, bias: Place):
     """Products of a and b into c: the tasks take pieces (items, rows of tiles, or panels) until none is left.
 
     The plan: the numbers that the first lines name, then where each item of a begins, each item of b, and each item of c.
@@ -161,7 +161,7 @@ def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
     m, n, depth, block, part, split, smallest = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6]
     a_row, a_column, b_row, b_column, c_row = plan[7], plan[8], plan[9], plan[10], plan[1]
     direct_b, relu, accumulate, taken, done = plan[11], plan[12], plan[13], plan[14], plan[15]
-    offsets = plan[16:]
+    biased, offsets = plan[16], plan[17:]
     size = like.itemsize
     nr = 2 * VECTOR_BYTES // size
     items, tiles, panels = len(offsets) // 3, (m + MR - 1) // MR, (n + nr - 1) // nr
@@ -197,7 +197,7 @@ def _gemm(t, n_tasks, like, scratch, plan, a, b, c, bias):
                     deep = min(block, depth - k)
                     add = 1 if accumulate != 0 or k > 0 else 0
                     last = k + deep == depth
-                    bias_here = bias if last else 0
+                    bias_here = bias if last and biased else 0
                     relu_here = relu if last else 0
                     for i0 in range(row0, row1, MC):
                         i1 = min(i0 + MC, row1)
@@ -304,25 +304,23 @@ def _offsets(shape: tuple[int, ...], own: tuple[int, ...], strides: tuple[int, .
     return offsets
 
 
-def _failed(a: np.ndarray, b: np.ndarray, why: str) -> ValueError:
-    return ValueError(f"matmul: {why}, got a of shape {a.shape} and b of shape {b.shape}")
-
-
-def _result_shape(a: np.ndarray, b: np.ndarray) -> tuple[int, ...]:
-    if a.ndim < 2 or b.ndim < 2:
-        raise _failed(a, b, "both operands must have at least 2 axes")
-    if a.shape[-1] != b.shape[-2]:
-        raise _failed(a, b, "the last axis of a must equal the last but one of b")
-    if a.ndim == 2 and b.ndim == 2:
-        return a.shape[0], b.shape[1]
-    if a.shape[:-2] == b.shape[:-2] or b.ndim == 2:
-        batch = a.shape[:-2]
-    else:
-        try:
-            batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        except ValueError:
-            raise _failed(a, b, "the batch axes must broadcast") from None
-    return (*batch, a.shape[-2], b.shape[-1])
+@functools.lru_cache(maxsize=4096)
+def _result_shape(
+    a_shape: tuple[int, ...], a_dtype: np.dtype, b_shape: tuple[int, ...], b_dtype: np.dtype
+) -> tuple[int, ...]:
+    """The shape of the product; raises where there is none."""
+    if a_dtype != b_dtype or a_dtype.kind != "f" or a_dtype.itemsize not in (4, 8):
+        raise TypeError(f"matmul: expected two arrays of float32 or two of float64, got {a_dtype} and {b_dtype}")
+    came = f"got a of shape {a_shape} and b of shape {b_shape}"
+    if len(a_shape) < 2 or len(b_shape) < 2:
+        raise ValueError(f"matmul: both operands must have at least 2 axes, {came}")
+    if a_shape[-1] != b_shape[-2]:
+        raise ValueError(f"matmul: the last axis of a must equal the last but one of b, {came}")
+    try:
+        batch = np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+    except ValueError:
+        raise ValueError(f"matmul: the batch axes must broadcast, {came}") from None
+    return (*batch, a_shape[-2], b_shape[-1])
 
 
 def matmul(
@@ -346,15 +344,11 @@ def matmul(
     array([[11., 22.],
            [13., 24.]])
     """
-    dtype = a.dtype
-    if dtype != b.dtype or dtype.kind != "f" or dtype.itemsize not in (4, 8):
-        raise TypeError(f"matmul: expected two arrays of float32 or two of float64, got {a.dtype} and {b.dtype}")
-    shape = _result_shape(a, b)
+    dtype, shape = a.dtype, _result_shape(a.shape, a.dtype, b.shape, b.dtype)
     if activation not in (None, "relu"):
         raise ValueError(f'matmul: activation must be None or "relu", got {activation!r}')
-    if bias is not None:
-        if bias.shape != shape[-1:] or bias.dtype != dtype:
-            raise ValueError(f"matmul: bias must be {dtype} of shape ({shape[-1]},), got {bias.dtype} of {bias.shape}")
+    if bias is not None and (bias.shape != shape[-1:] or bias.dtype != dtype):
+        raise ValueError(f"matmul: bias must be {dtype} of shape ({shape[-1]},), got {bias.dtype} of {bias.shape}")
     target = out
     if out is None:
         if accumulate:
@@ -394,29 +388,40 @@ def _without_terms(target: np.ndarray, accumulate: bool, bias: np.ndarray | None
         runtime.write(np.maximum, target, 0, out=target)
 
 
+NOTHING, NO_TERMS, COPY, DOTS, TILES = range(5)  # what there is to do
+
+
 @functools.lru_cache(maxsize=4096)
 def _plan(
     a_shape: tuple[int, ...],
     a_strides: tuple[int, ...],
+    a_dtype: np.dtype,
     b_shape: tuple[int, ...],
     b_strides: tuple[int, ...],
+    b_dtype: np.dtype,
     batch: tuple[int, ...],
-    size: int,
+    biased: bool,
     relu: bool,
     accumulate: bool,
     threads: int,
-) -> tuple | None:
-    """How to compute products of these shapes: None if an operand must be copied first, (tasks, 0) if by dot products.
-
-    Else (tasks, elements of scratch for each, what `_gemm` reads).
+) -> tuple[int, int, int, np.ndarray | None]:
+    """How to compute products of these shapes: what to do, in how many tasks, with how much scratch for each, and
+    what `_gemm` reads.
     """
+    size = a_dtype.itemsize
     (m, depth), n = a_shape[-2:], b_shape[-1]
-    a_steps, b_steps = _readable(a_shape, a_strides, size), _readable(b_shape, b_strides, size)
-    if a_steps is None or b_steps is None:
-        return None
-    if m <= FEW_ROWS and not batch and b_strides == (size, depth * size):
-        return runtime.tasks(m * n * depth, GRAIN), 0
     items = math.prod(batch)
+    if items * m * n == 0:
+        return NOTHING, 0, 0, None
+    if depth == 0:
+        return NO_TERMS, 0, 0, None
+    if len(b_shape) == 2 and _is_contiguous(a_shape, a_strides, size):  # one matrix with more rows
+        a_shape, a_strides, m, items, batch = (items * m, depth), (depth * size, size), items * m, 1, ()
+    a_steps, b_steps = _readable(a_shape, a_strides, size), _readable(b_shape, b_strides, size)
+    if a_steps is None or b_steps is None or not (a_dtype.isnative and b_dtype.isnative):
+        return COPY, 0, 0, None
+    if m <= FEW_ROWS and not batch and b_strides == (size, depth * size):
+        return DOTS, runtime.tasks(m * n * depth, GRAIN), 0, None
     b_row, b_column = b_steps
     nr = 2 * VECTOR_BYTES // size
     tiles, panels = -(-m // MR), -(-n // nr)
@@ -439,14 +444,37 @@ def _plan(
     part = MC * block + MR * nr + min(NC // nr, panels) * nr * block
     part = -(-part // 16) * 16
     counters = [runtime.address(_counters), runtime.address(_counters) + 64]
-    plan = [m, n, depth, block, part, split, smallest, *a_steps, *b_steps, direct_b, relu, accumulate, *counters]
+    plan = [
+        m,
+        n,
+        depth,
+        block,
+        part,
+        split,
+        smallest,
+        *a_steps,
+        *b_steps,
+        direct_b,
+        relu,
+        accumulate,
+        *counters,
+        biased,
+    ]
     c_strides = tuple([size * m * n * math.prod(batch[i + 1 :]) for i in range(len(batch))])
     offsets = (
         _offsets(batch, a_shape[:-2], a_strides[:-2], size),
         _offsets(batch, b_shape[:-2], b_strides[:-2], size),
         _offsets(batch, batch, c_strides, size),
     )
-    return tasks, part, np.concatenate([np.array(plan, np.int64), *offsets])
+    return TILES, tasks, part, np.concatenate([np.array(plan, np.int64), *offsets])
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+    for n, step in zip(shape[::-1], strides[::-1], strict=True):
+        if n != 1 and step != size:
+            return False
+        size *= n
+    return True
 
 
 def multiply(
@@ -458,39 +486,26 @@ def multiply(
     relu: bool = False,
 ) -> None:
     """`matmul` without its checks: c has the right shape and dtype, is contiguous, and shares no memory with the others."""
-    if c.size == 0:
-        return
-    if a.shape[-1] == 0:
+    biased, threads = bias is not None, runtime.get_num_threads()
+    key = a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, c.shape[:-2], biased, relu, accumulate, threads
+    what, tasks, part, plan = _plan(*key)
+    if what == TILES and a.flags.aligned and b.flags.aligned:
+        bias = NO_BIAS[c.dtype] if bias is None else runtime.contiguous(bias)
+        with runtime.lock:
+            like, scratch = _reserve(c.dtype, tasks * part)
+            recorder = _recorder.get()
+            if recorder is not None:
+                recorder.hold(like)
+                recorder.require("matmul", [a, b, c, bias])
+            _gemm(tasks, like, scratch, plan, a, b, c, bias)
+    elif what == DOTS and a.flags.aligned and b.flags.aligned:
+        bias = NO_BIAS[c.dtype] if bias is None else runtime.contiguous(bias)
+        x, out = (a, c) if a.ndim == 2 else (a.reshape(-1, a.shape[-1]), c.reshape(-1, c.shape[-1]))
+        few_rows(tasks, runtime.contiguous(x), runtime.contiguous(b.T), out, bias, relu, accumulate)
+    elif what == NO_TERMS:
         _without_terms(c, accumulate, bias, relu)
-        return
-    if bias is not None:
-        bias = runtime.contiguous(bias)
-    if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
-        a, c = a.reshape(-1, a.shape[-1]), c.reshape(-1, c.shape[-1])
-    size = c.itemsize
-    batch = c.shape[:-2]
-    threads = runtime.get_num_threads()
-    at_a, at_b = runtime.address(a), runtime.address(b)
-    plan = None
-    if (at_a | at_b) % size == 0 and a.dtype.isnative and b.dtype.isnative:
-        plan = _plan(a.shape, a.strides, b.shape, b.strides, batch, size, relu, accumulate, threads)
-    if plan is None:
-        a, b = (x if x.flags.carray and x.dtype.isnative else runtime.copied(x, c.dtype) for x in (a, b))
-        at_a, at_b = runtime.address(a), runtime.address(b)
-        plan = _plan(a.shape, a.strides, b.shape, b.strides, batch, size, relu, accumulate, threads)
-    tasks, part, *rest = plan
-    if not rest:
-        given = np.empty(0, c.dtype) if bias is None else bias
-        few_rows(tasks, runtime.contiguous(a), runtime.contiguous(b.T), c, given, relu, accumulate)
-        return
-    with runtime.lock:
-        like, scratch = _reserve(c.dtype, tasks * part)
-        recorder = _recorder.get()
-        if recorder is not None:
-            recorder.hold(like)
-            recorder.require("matmul", [a, b, c, bias])
-        at_bias = 0 if bias is None else runtime.address(bias)
-        _gemm(tasks, like, scratch, rest[0], at_a, at_b, runtime.address(c), at_bias)
+    elif what != NOTHING:
+        multiply(runtime.contiguous(a, c.dtype), runtime.contiguous(b, c.dtype), c, accumulate, bias, relu)
 
 
 def column_sums(g: np.ndarray) -> np.ndarray:

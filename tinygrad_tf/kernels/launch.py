@@ -57,9 +57,18 @@ def _check_layout() -> None:
 _check_layout()
 
 
-def kind_of(argument) -> types.Type:
-    """The numba type of an argument as kernels take them: a C-contiguous writable array, or a number."""
+class _Place(types.Opaque):
+    """An argument that is an array of any layout, of which the kernel gets the address, an integer."""
+
+
+PLACE = _Place("place")
+
+
+def kind_of(argument, place: bool) -> types.Type:
+    """The numba type of an argument as kernels take them: a C-contiguous writable array, or a number; or PLACE."""
     if type(argument) is np.ndarray:
+        if place:
+            return PLACE
         if not argument.flags.carray:
             raise TypeError("a kernel takes C-contiguous, aligned, writable arrays; give it contiguous(a)")
         return types.Array(from_dtype(argument.dtype), argument.ndim, "C")
@@ -145,7 +154,7 @@ def start(runner, launch, n_tasks):
 
 _ROOM = 512  # words of a launch, at most
 _ROW = 5 * _WORD
-_ARRAY, _INT, _BOOL, _NUMBER = range(4)  # how an argument's slots are read from its object
+_ARRAY, _PLACE, _INT, _BOOL, _NUMBER = range(5)  # how an argument's slots are read from its object
 _as_int = types.ExternalFunction("PyLong_AsUnsignedLongLongMask", types.intp(types.intp))
 _incref = types.ExternalFunction("Py_IncRef", types.void(types.intp))
 
@@ -202,7 +211,9 @@ def _enter(table, arguments, count):
                 _put(to + 4 * _WORD, _word(given + _DATA))
                 to = at + 2 * ndim * _WORD
             else:
-                if how == _INT:
+                if how == _PLACE:
+                    number = _word(given + _DATA)
+                elif how == _INT:
                     number = _as_int(given)
                 elif how == _BOOL:
                     number = 1 if given == _word(known) else 0
@@ -229,6 +240,8 @@ def _table(kinds) -> np.ndarray:
         if isinstance(kind, types.Array):
             dtype = as_dtype(kind.dtype)
             rows.append([id(np.ndarray), _ARRAY, id(dtype.type), ord(dtype.byteorder) | kind.ndim << 8, dtype.itemsize])
+        elif kind is PLACE:
+            rows.append([id(np.ndarray), _PLACE, 0, 0, 0])
         else:
             python = [python for python, numbas in _PYTHONS.items() if numbas == kind]
             how = {types.boolean: _BOOL, types.intp: _INT}.get(kind, _NUMBER)

@@ -19,6 +19,7 @@ process whose threads were OpenMP's (which would kill the child), the tasks run 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import threading
 
@@ -30,10 +31,10 @@ from ..modes import _recorder
 from .cache import cache_folder
 from .compiling import compile_c, compile_task, device, name_of, routine
 from .host import address, contiguous, copied, empty, full, get_num_threads, native, set_num_threads, tasks, write
-from .launch import call, entry, kind_of, note, plain, start
+from .launch import PLACE, call, entry, kind_of, note, plain, start
 
 __all__ = [
-    "address", "cache_folder", "contiguous", "copied", "device", "empty", "full", "get_num_threads", "kernel", "lock", "native",
+    "Place", "address", "cache_folder", "contiguous", "copied", "device", "empty", "full", "get_num_threads", "kernel", "lock", "native",
     "replayer", "routine", "set_num_threads", "share", "tasks", "write",
 ]  # fmt: skip
 
@@ -63,16 +64,23 @@ def _runner() -> int:
     return _runners[_serial]
 
 
+class Place(int):
+    """How a kernel annotates an argument that is an array for its caller, and for itself the array's address."""
+
+
 class Kernel:
     """A function of its task, (t, n_tasks, *arguments): compiled at its first call, run for every t at once.
 
-    Each array among the arguments has the same number of axes in every call.
+    Each array among the arguments has the same number of axes in every call; of those that the function annotates as
+    `Place`, it gets the address, whatever their layout.
     """
 
     def __init__(self, function) -> None:
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
+        parameters = list(inspect.signature(function).parameters.values())
+        self._places = [p.annotation in (Place, Place.__name__) for p in parameters[2:]]
         self.compiled: dict[tuple, tuple] = {}  # for each list of kinds of arguments, what launches it, and its address
 
     def __call__(self, n_tasks: int, *arguments) -> None:
@@ -93,10 +101,11 @@ class Kernel:
     def _compile_for(self, arguments) -> tuple:
         """What launches this kernel with such arguments, its address, and the arguments in the form that it takes."""
         arguments = [plain(a) for a in arguments]
-        kinds = tuple([kind_of(a) for a in arguments])
+        kinds = tuple([kind_of(a, place) for a, place in zip(arguments, self._places, strict=True)])
         with lock:
             if kinds not in self.compiled:
-                code = compile_task(self.__wrapped__, name_of(self.__wrapped__), kinds)
+                types_ = tuple([types.intp if kind is PLACE else kind for kind in kinds])
+                code = compile_task(self.__wrapped__, name_of(self.__wrapped__), types_)
                 self.compiled = {**self.compiled, kinds: (entry(kinds), code)}
         return *self.compiled[kinds], arguments
 
