@@ -164,5 +164,9 @@ def test_bc62_inlined_functions_at_the_edges(dtype):
     np.testing.assert_array_equal(table(x)[:4], np.array(right, dtype))
     last = np.array([np.log(np.finfo(dtype).max) * (1 - 2 * np.finfo(dtype).eps)], dtype)
     assert np.isfinite(table(last)[0, 0])
-    small = np.array([-100.0 if dtype == "float32" else -740.0], dtype)
-    np.testing.assert_allclose(table(small)[0], np.exp(small), rtol=0.03)
+    np.testing.assert_allclose(table(last)[0], np.exp(last), rtol=1e-5)
+    tiny = np.log(np.finfo(dtype).tiny)
+    np.testing.assert_allclose(
+        table(np.array([tiny + 0.7], dtype))[0], np.exp(np.array([tiny + 0.7], dtype)), rtol=1e-5
+    )
+    np.testing.assert_array_equal(table(np.array([tiny - 0.7], dtype))[0], 0)  # no subnormal numbers

@@ -20,7 +20,13 @@ from numba.extending import intrinsic, overload
 EXACT = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 
 f32 = np.float32
-_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6
+# ln 2 as a sum of which n times the first part is exact, and e**r = the sum of EXP[i] r**i on |r| <= ln(2) / 2
+LN2, LN2_DOUBLE = (
+    (0.693145751953125, 1.42860682030941723212e-6),
+    (6.93147180369123816490e-01, 1.90821492927058770002e-10),
+)
+EXP = 1.0, 1.0, 0.5, 0.16666573381900845, 0.04166655011030512, 0.008363773874405574, 0.0013926926614021907
+EXP_DOUBLE = tuple(1 / math.factorial(i) for i in range(14))
 
 
 def _bits(x):
@@ -103,49 +109,34 @@ def minus_two(x, high, low):
 
 
 def exp(x):
-    """e**x: x = n ln 2 + r, e**r by a polynomial, 2**n by the exponent's bits in two steps (n may be -150)."""
+    """e**x: x = n ln 2 + r, e**r by a polynomial, 2**n by the exponent's bits; 0 instead of subnormal numbers."""
     return np.exp(x)
 
 
 @overload(exp, jit_options=EXACT)
 def _exp(x):
     def single(x):
-        x = f32(-104.0) if x < f32(-104.0) else x
-        x = f32(89.0) if x > f32(89.0) else x
+        x = f32(-88.0) if x < f32(-88.0) else x
         n = round_even(x * f32(1.4426950408889634))
-        r = x - n * f32(_LN2_HIGH)
-        r = r - n * f32(_LN2_LOW)
-        # (e**r - 1 - r) / r**2 on |r| <= ln(2) / 2
-        q = f32(0.0013926926614021907)
-        q = q * r + f32(0.008363773874405574)
-        q = q * r + f32(0.04166655011030512)
-        q = q * r + f32(0.16666573381900845)
-        q = q * r + f32(0.5)
-        p = (q * r) * r + r + f32(1.0)
-        half = round_even(n * f32(0.5))
-        return p * power_of_two(half) * power_of_two(n - half)
+        n = f32(127.0) if n > f32(127.0) else n
+        r = x - n * f32(LN2[0])
+        r = r - n * f32(LN2[1])
+        # in pairs, so that no product waits for six others
+        s = r * r
+        q = f32(EXP[3]) * r + f32(EXP[2]) + s * (f32(EXP[5]) * r + f32(EXP[4]))
+        p = (q + s * s * f32(EXP[6])) * s + (r + f32(1.0))
+        return p * power_of_two(n)
 
     def double(x):
-        x = -746.0 if x < -746.0 else x
-        x = 710.0 if x > 710.0 else x
+        x = -709.4 if x < -709.4 else x
         n = round_even(x * 1.4426950408889634)
-        r = x - n * 6.93147180369123816490e-01
-        r = r - n * 1.90821492927058770002e-10
-        q = 1.0 / 6227020800.0
-        q = q * r + 1.0 / 479001600.0
-        q = q * r + 1.0 / 39916800.0
-        q = q * r + 1.0 / 3628800.0
-        q = q * r + 1.0 / 362880.0
-        q = q * r + 1.0 / 40320.0
-        q = q * r + 1.0 / 5040.0
-        q = q * r + 1.0 / 720.0
-        q = q * r + 1.0 / 120.0
-        q = q * r + 1.0 / 24.0
-        q = q * r + 1.0 / 6.0
-        q = q * r + 0.5
-        p = (q * r) * r + r + 1.0
-        half = round_even(n * 0.5)
-        return p * power_of_two(half) * power_of_two(n - half)
+        n = 1023.0 if n > 1023.0 else n
+        r = x - n * LN2_DOUBLE[0]
+        r = r - n * LN2_DOUBLE[1]
+        p = EXP_DOUBLE[13]
+        for i in range(12, -1, -1):
+            p = p * r + EXP_DOUBLE[i]
+        return p * power_of_two(n)
 
     return single if x == types.float32 else double
 
@@ -206,15 +197,12 @@ def _normal_tail(x):
         bell = exp(f32(-0.5) * (size * size))
         # P(X > |x|) / bell, a smooth function of t = 1 / (1 + 0.35 |x|), which is 0 at t = 0
         t = f32(1.0) / (f32(1.0) + f32(0.35) * size)
-        q = f32(-0.029770438996600576)
-        q = q * t + f32(0.14695092217492817)
-        q = q * t + f32(-0.26171266922639713)
-        q = q * t + f32(0.1658018015307221)
-        q = q * t + f32(-0.027482889553070378)
-        q = q * t + f32(0.10726277300241639)
-        q = q * t + f32(0.11941703607345935)
-        q = q * t + f32(0.13991480395037198)
-        q = q * t + f32(0.13961864287057624)
+        s = t * t
+        low = f32(0.13991480395037198) * t + f32(0.13961864287057624)
+        low = (f32(0.10726277300241639) * t + f32(0.11941703607345935)) * s + low
+        high = f32(0.1658018015307221) * t + f32(-0.027482889553070378)
+        high = (f32(0.14695092217492817) * t + f32(-0.26171266922639713)) * s + high
+        q = (f32(-0.029770438996600576) * (s * s) + high) * (s * s) + low
         return q * t * bell, bell
 
     def double(x):

@@ -12,6 +12,8 @@ import numpy as np
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from .vector_math import EXP, EXP_DOUBLE, LN2, LN2_DOUBLE
+
 VECTOR_BYTES = 32
 ROWS = 4  # rows of a register block
 PANEL_BYTES = 2 * VECTOR_BYTES
@@ -173,34 +175,35 @@ def row_max(typing, a, at, n):
     return a.dtype(a, types.intp, types.intp), generate
 
 
+def _polynomial(builder, coefficients, x):
+    """The sum of coefficients[i] x**i: neighbours are joined, then pairs, so that no product waits for many others."""
+    parts = [_constant(x.type, c) for c in coefficients]
+    while len(parts) > 1:
+        joined = [_multiply_add(builder, high, x, low) for low, high in zip(parts[::2], parts[1::2], strict=False)]
+        parts = joined + parts[2 * len(joined) :]
+        x = builder.fmul(x, x)
+    return parts[0]
+
+
 def _exp_vector(builder, x):
-    """exp of a vector: x = n ln2 + r, Taylor's polynomial in r, times 2^n; 0 where the result would be subnormal."""
+    """exp of a vector, as `vector_math.exp`, for x at most 88 (float32) or 709."""
     vector = x.type
     single = isinstance(vector.element, ir.FloatType)
-    low, high = (-87.3, 88.0) if single else (-708.0, 709.0)
-    ln2_high, ln2_low = (
-        (0.693359375, -2.12194440e-4) if single else (6.93147180369123816490e-01, 1.90821492927058770002e-10)
-    )
-    degree = 7 if single else 13
-    inside = builder.select(builder.fcmp_ordered(">", x, _constant(vector, low)), x, _constant(vector, low))
-    inside = builder.select(builder.fcmp_ordered("<", inside, _constant(vector, high)), inside, _constant(vector, high))
-    n = _unary(builder, "rint", builder.fmul(inside, _constant(vector, 1.4426950408889634)))
-    r = _multiply_add(builder, n, _constant(vector, -ln2_high), inside)
+    low, high = (-88.0, 88.0) if single else (-709.4, 709.0)
+    ln2_high, ln2_low = LN2 if single else LN2_DOUBLE
+    # NaN is neither below nor above
+    x = builder.select(builder.fcmp_ordered("<", x, _constant(vector, low)), _constant(vector, low), x)
+    x = builder.select(builder.fcmp_ordered(">", x, _constant(vector, high)), _constant(vector, high), x)
+    n = _unary(builder, "rint", builder.fmul(x, _constant(vector, 1.4426950408889634)))
+    r = _multiply_add(builder, n, _constant(vector, -ln2_high), x)
     r = _multiply_add(builder, n, _constant(vector, -ln2_low), r)
-    factorial = [1.0]
-    for i in range(1, degree + 1):
-        factorial.append(factorial[-1] * i)
-    value = _constant(vector, 1 / factorial[degree])
-    for i in range(degree - 1, -1, -1):
-        value = _multiply_add(builder, value, r, _constant(vector, 1 / factorial[i]))
+    value = _polynomial(builder, EXP if single else EXP_DOUBLE, r)
     whole = builder.fptosi(n, ir.VectorType(ir.IntType(32), vector.count))
     if not single:
         whole = builder.sext(whole, ir.VectorType(ir.IntType(64), vector.count))
     bias, shift = (127, 23) if single else (1023, 52)
     bits = builder.shl(builder.add(whole, _constant(whole.type, bias)), _constant(whole.type, shift))
-    value = builder.fmul(value, builder.bitcast(bits, vector))
-    value = builder.select(builder.fcmp_ordered("<", x, _constant(vector, low)), _constant(vector, 0.0), value)
-    return builder.select(builder.fcmp_unordered("uno", x, x), x, value)
+    return builder.fmul(value, builder.bitcast(bits, vector))  # 0 if n is -bias
 
 
 @intrinsic
