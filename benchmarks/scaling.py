@@ -8,7 +8,9 @@ operations grew. Overhead: microseconds of an operation on 1-element tensors, fo
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ BASE = dict(vocab_size=65, block_size=128, n_layer=2, n_head=4, n_embd=128, bias
 SWEEPS: dict[str, list[Any]] = {
     "n_layer": [1, 2, 4, 8], "n_embd": [64, 128, 256, 512], "block_size": [128, 256, 512, 1024], "batch": [4, 8, 16, 32]
 }  # fmt: skip
-OPERATIONS = 2000
+OPERATIONS = 1000
 
 
 def configure(what: str, value: int) -> None:
@@ -51,7 +53,9 @@ def side(which: str) -> None:
 
 
 def overhead(which: str) -> list[float]:
-    """Seconds an operation on 1 element takes: forward without a graph, and forward with its share of backward."""
+    """Seconds an operation on 1 element takes: forward without a graph; forward with its share of backward; and this again,
+    captured, if that can be.
+    """
     if which == "ours":
         import tinygrad_tf as library
 
@@ -61,19 +65,40 @@ def overhead(which: str) -> list[float]:
 
         x = library.tensor([1.0], requires_grad=True)
     limit_threads()
-    found = []
-    for recording in (False, True):
-        start = time.perf_counter()
+
+    def forward() -> Any:
         y = x
-        if recording:
-            for _ in range(OPERATIONS):
-                y = y * x
-            y.backward()
-        else:
-            with library.no_grad():
-                for _ in range(OPERATIONS):
-                    y = y * x
-        found.append((time.perf_counter() - start) / OPERATIONS)
+        for _ in range(OPERATIONS):
+            y = y * x
+        return y
+
+    def both() -> None:
+        x.grad = None
+        backward()
+
+    def backward() -> None:
+        forward().backward()
+
+    def timed(function: Callable[[], Any]) -> float:
+        gc.collect()  # what others left would be collected meanwhile
+        start = time.perf_counter()
+        function()
+        return (time.perf_counter() - start) / OPERATIONS
+
+    with library.no_grad():
+        found = [timed(forward)]
+    found.append(timed(both))
+    if which == "ours":
+        captured = library.capture(backward)
+
+        def both() -> None:
+            x.grad = None
+            captured()
+
+        for _ in range(3):  # as it is, recorded, judged
+            both()
+        assert captured.why is None
+        found.append(timed(both))
     return found
 
 
@@ -104,8 +129,9 @@ def main() -> None:
     take_turns(sides, 1, do="overhead")
     answers = take_turns(sides, o.turns, do="overhead")
     small = []
-    for i, name in enumerate(("forward, no graph", "forward and backward")):
-        s = {which: float(np.median([a["seconds"][i] for a in found])) for which, found in answers.items()}
+    for i, name in enumerate(("forward, no graph", "forward and backward", "forward and backward, captured here")):
+        s = {which: float(np.median([a["seconds"][min(i, len(a["seconds"]) - 1)] for a in found]))
+             for which, found in answers.items()}  # fmt: skip
         small.append([f"1-element multiplication, {name}", 1e6 * s["ours"], 1e6 * s["torch"], s["torch"] / s["ours"]])
     for one in sides:
         one.close()
