@@ -61,3 +61,30 @@ def test_what_is_refused() -> None:
             show(1, wrong, 1, 2.0, np.empty(8))
     with pytest.raises(KeyError):
         show(1, None, 1, 2.0, np.empty(8))
+
+
+@runtime.kernel
+def _addresses(t: int, n_tasks: int, a: runtime.Place, number: Any, out: Any) -> None:
+    out[t] = a + number
+
+
+def test_of_a_place_a_kernel_gets_the_address() -> None:
+    """Whatever the array's layout, dtype, and number of axes; with one signature."""
+    a = np.arange(24.0).reshape(2, 3, 4)
+    frozen = a.astype(np.float32)
+    frozen.flags.writeable = False
+    out = np.zeros(2, np.int64)
+    for given in (a, a[1], a[:, ::-1, 1:], a.T, a[0, 0, 1:2], frozen, a[:0]):
+        _addresses(2, given, 1, out)
+        assert out.tolist() == [given.ctypes.data + 1] * 2
+    assert len(_addresses.compiled) == 1
+    for wrong in (None, [1.0], 1):
+        with pytest.raises(TypeError, match="the place of an array"):
+            _addresses(1, wrong, 1, out)
+
+
+def test_kernels_with_the_same_kinds_of_arguments_share_what_launches_them() -> None:
+    one, other = runtime.kernel(_show), runtime.kernel(_show)
+    for kernel in (one, other):
+        kernel(1, np.ones(2), 1, 2.0, np.empty(2))
+    assert next(iter(one.compiled.values()))[0] is next(iter(other.compiled.values()))[0]

@@ -66,9 +66,11 @@ PLACE = _Place("place")
 
 def kind_of(argument, place: bool) -> types.Type:
     """The numba type of an argument as kernels take them: a C-contiguous writable array, or a number; or PLACE."""
+    if place:
+        if type(argument) is not np.ndarray:
+            raise TypeError(f"a kernel takes the place of an array, got {type(argument).__name__}")
+        return PLACE
     if type(argument) is np.ndarray:
-        if place:
-            return PLACE
         if not argument.flags.carray:
             raise TypeError("a kernel takes C-contiguous, aligned, writable arrays; give it contiguous(a)")
         return types.Array(from_dtype(argument.dtype), argument.ndim, "C")

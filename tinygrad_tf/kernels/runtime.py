@@ -80,7 +80,8 @@ class Kernel:
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         parameters = list(inspect.signature(function).parameters.values())
-        self._places = [p.annotation in (Place, Place.__name__) for p in parameters[2:]]
+        names = [getattr(p.annotation, "__name__", p.annotation) for p in parameters[2:]]  # a string, or what it names
+        self._places = [name.rpartition(".")[2] == Place.__name__ for name in names]
         self.compiled: dict[tuple, tuple] = {}  # for each list of kinds of arguments, what launches it, and its address
 
     def __call__(self, n_tasks: int, *arguments) -> None:
