@@ -18,8 +18,7 @@ from .generation import Ids, as_ids, generate, generate_stream
 
 
 def _check_room(cache: nn.KVCache | None, n: int, limit: int) -> None:
-    total = n + (0 if cache is None else int(cache.offset))
-    if total > limit:
+    if (total := n + (0 if cache is None else int(cache.offset))) > limit:
         raise ValueError(f"GPT: {total} tokens are more than block_size {limit}; give the last {limit}")
 
 
