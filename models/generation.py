@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -206,7 +206,7 @@ class _Reader:
         self.cache = cache = model.new_cache() if use_cache else None
         self.tokens = 0
         self.captures = getattr(model, "captures", False)
-        itself = weakref.ref(model)  # the model holds the reader
+        itself: Callable[[], Any] = weakref.ref(model)  # the model holds the reader
         self.read_on = lambda ids: itself().next_logits(ids, cache)
         self.read = lambda ids: itself().next_logits(ids)
         self.captured = [tg.capture(function, warn=False) for function in (self.read_on, self.read)]
@@ -241,7 +241,7 @@ def _reader(model: Any, rows: int, use_cache: bool, tokens: int) -> Iterator[_Re
     try:
         yield reader
     finally:
-        if reader.nbytes <= sum(p._data.nbytes for p in model.parameters()):
+        if reader.captures and reader.nbytes <= sum(p._data.nbytes for p in model.parameters()):
             model.__dict__["_reader"] = reader
 
 
