@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -198,21 +199,33 @@ class _Reader:
     """Logits (B, V) after a context (B, T), of which a cache may hold the beginning.
 
     A model that says that it `captures` is captured, once so many tokens are worth it. The model keeps its last reader,
-    so that the next generation finds what was captured, unless that takes more memory than the model's own weights.
+    so that the next generation finds what was captured, unless that takes more memory than the model's own weights, or
+    an attribute of any module was set since.
     """
 
     def __init__(self, model: Any, rows: int, use_cache: bool):
-        self.fits = rows, use_cache, modes.changes[0]
+        self.settings, self.code = (rows, use_cache, modes.changes[0]), _code(type(model))
         self.cache = cache = model.new_cache() if use_cache else None
         self.tokens = 0
         self.captures = getattr(model, "captures", False)
-        itself: Callable[[], Any] = weakref.ref(model)  # the model holds the reader
+        self.model: Callable[[], Any] = weakref.ref(model)
+        itself = self.model  # the model holds the reader
         self.read_on = lambda ids: itself().next_logits(ids, cache)
         self.read = lambda ids: itself().next_logits(ids)
         self.captured = [tg.capture(function, warn=False) for function in (self.read_on, self.read)]
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy of the model begins with none
+
+    def fits(self, model: Any, rows: int, use_cache: bool) -> bool:
+        """Whether it is this model's, which is as it was when the reader was made."""
+        code = _code(type(model))
+        return (
+            self.model() is model
+            and self.settings == (rows, use_cache, modes.changes[0])
+            and len(code) == len(self.code)
+            and all(map(operator.is_, code, self.code))
+        )
 
     def __call__(self, model: Any, context: Ids) -> NDArray[Any]:
         one, whole = self.captured if self.captures and self.tokens >= WORTH_CAPTURING else (self.read_on, self.read)
@@ -225,15 +238,23 @@ class _Reader:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it holds."""
+        """Bytes of memory that the cache and the results of what was captured take."""
         return sum(c.nbytes for c in self.captured) + (0 if self.cache is None else self.cache.nbytes)
 
 
+def _code(model: type) -> list[Any]:
+    """All that a class defines, or inherits."""
+    return [value for parent in model.__mro__ for value in vars(parent).values()]
+
+
 @contextlib.contextmanager
-def _reader(model: Any, rows: int, use_cache: bool, tokens: int) -> Iterator[_Reader]:
-    """The reader that the model has kept, if it fits, or a new one; it will read that many tokens."""
+def _reading(model: Any, rows: int, use_cache: bool, tokens: int) -> Iterator[_Reader]:
+    """The reader that the model has kept, if it fits, or a new one; it will read that many tokens.
+
+    It is kept for a model whose own class says that it `captures`: one that inherits may use what no capture sees.
+    """
     reader = model.__dict__.pop("_reader", None)
-    if reader is None or reader.fits != (rows, use_cache, modes.changes[0]):
+    if reader is None or not reader.fits(model, rows, use_cache):
         reader = _Reader(model, rows, use_cache)
     elif reader.cache is not None:
         reader.cache.reset()
@@ -241,7 +262,7 @@ def _reader(model: Any, rows: int, use_cache: bool, tokens: int) -> Iterator[_Re
     try:
         yield reader
     finally:
-        if reader.captures and reader.nbytes <= sum(p._data.nbytes for p in model.parameters()):
+        if vars(type(model)).get("captures") and reader.nbytes <= sum(p._data.nbytes for p in model.parameters()):
             model.__dict__["_reader"] = reader
 
 
@@ -311,7 +332,7 @@ def _steps(
     context = np.zeros((batch, length + max_new_tokens), dtype=np.int64)
     context[:, :length] = prompt
     done = np.zeros(batch, dtype=bool)
-    with _reader(model, batch, use_cache, max_new_tokens) as logits:
+    with _reading(model, batch, use_cache, max_new_tokens) as logits:
         for end in range(length, length + max_new_tokens):
             new = sample_next(logits(model, context[:, :end]), *choice, rng)
             if eos is not None:

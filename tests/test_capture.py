@@ -8,6 +8,7 @@ import importlib.util
 import pathlib
 import pickle
 import random
+import sys
 import threading
 import warnings
 import weakref
@@ -398,6 +399,102 @@ def test_a_model_that_has_generated_goes_without_a_garbage_collection() -> None:
         assert [g() for g in gone] == [None, None]
     finally:
         gc.enable()
+
+
+def test_a_shallow_copy_reads_for_itself() -> None:
+    model = wide_gpt()
+    model.generate([1], 30, seed=0)
+    other = copy.copy(model)
+    expected = [copy.deepcopy(model).generate([1, n], 12, temperature=0).numpy()[2:].tolist() for n in (2, 3)]
+    streams = [m.generate_stream([1, n], 12, temperature=0) for m, n in ((model, 2), (other, 3))]
+    both = list(zip(*streams, strict=True))
+    assert [[int(pair[i][0]) for pair in both] for i in (0, 1)] == expected
+    del model
+    assert other.generate([1, 3], 12, temperature=0).numpy()[2:].tolist() == expected[1]
+
+
+class Scaled(models.GPT):
+    """What it computes depends on a number that no capture sees; and it calls itself."""
+
+    def next_logits(self, ids: Any, cache: Any = None) -> Any:
+        return self(ids, cache)[:, -1] * self.scale[0]
+
+
+def test_a_class_that_inherits_is_captured_for_one_generation_only() -> None:
+    model = Scaled(wide_gpt().config).eval()
+    model.scale = [1.0]
+    for seed in range(3):
+        model.generate([1], 40, seed=seed)
+    model.scale[0] = -1.0
+    found = model.generate([1, 2], 40, temperature=0).numpy()
+    np.testing.assert_array_equal(found, model.generate([1, 2], 40, temperature=0, use_cache=False).numpy())
+    assert "_reader" not in model.__dict__
+    gone = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_code_that_is_exchanged_between_two_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, right = wide_gpt(), models.GPT.next_logits
+    for seed in range(3):
+        model.generate([1], 40, seed=seed)
+    monkeypatch.setattr(models.GPT, "next_logits", lambda self, ids, cache=None: -right(self, ids, cache))
+    found = model.generate([1, 2], 40, temperature=0).numpy()
+    np.testing.assert_array_equal(found, model.generate([1, 2], 40, temperature=0, use_cache=False).numpy())
+
+
+@pytest.mark.parametrize("change", ["forward", "table"])
+def test_a_layer_whose_code_or_parameter_is_exchanged_behind_its_back(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = nn.Linear(3, 3)
+    captured = tg.capture(lambda x: layer(x))
+    x = np.ones((2, 3), np.float32)
+    for n in range(5):
+        captured(x * n)
+    assert is_captured(captured)
+    if change == "forward":
+        monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x @ self.weight)
+    else:
+        layer._parameters["weight"] = nn.Parameter(tg.zeros(3, 3))
+    for _ in range(5):
+        np.testing.assert_array_equal(captured(x).numpy(), layer(tg.tensor(x)).numpy())
+
+
+def test_threads_that_record_at_once() -> None:
+    wrong: list[Any] = []
+
+    def work(k: int) -> None:
+        weight = tg.tensor(np.random.default_rng(k).standard_normal((16, 16)))
+        for _ in range(20):
+
+            def function(x: Any) -> Any:
+                for _ in range(10):
+                    x = tg.softmax(x @ weight, -1)
+                return x
+
+            captured = tg.capture(function, warn=False)
+            for i in range(4):
+                x = tg.tensor(np.random.default_rng(i).standard_normal((3 + k, 16)))
+                if not np.array_equal(captured(x).numpy(), function(x).numpy()) or captured.why:
+                    wrong.append((k, i, captured.why))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
 
 
 def test_more_memory_than_the_weights_take_is_not_kept() -> None:

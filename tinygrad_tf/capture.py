@@ -16,6 +16,7 @@ import functools
 import hashlib
 import inspect
 import itertools
+import operator
 import os
 import random
 import sys
@@ -79,6 +80,18 @@ class _Gradient:
             graph._accumulate(self.leaf, self.array, False)
 
 
+def _is_as_it_was(reference: Any, training: bool, forward: Any, table: Any, parameters: list[Any]) -> bool:
+    module = reference()
+    return (
+        module is not None  # a program holds no module, which may hold what was captured
+        and module.__dict__["training"] is training
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+        and type(module).forward is forward
+        and all(map(operator.is_, table.values(), parameters))
+    )
+
+
 class _Program:
     """The steps of one call, and where its inputs and results lie."""
 
@@ -101,12 +114,7 @@ class _Program:
             modes.changes[0] == self.changes
             and all([guard() for guard in self.guards])
             and all([t._data is data and t._requires_grad is needs for t, data, needs in self.leaves])
-            and all(
-                [
-                    m.__dict__["training"] is training and not m._forward_hooks and not m._forward_pre_hooks
-                    for m, training in self.modules
-                ]
-            )
+            and all([_is_as_it_was(*module) for module in self.modules])
             and not any([gradient.leaf._hooks for gradient in self.gradients])
         )
 

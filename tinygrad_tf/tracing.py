@@ -7,6 +7,8 @@ an input, a leaf, a constant, or the result of another step; for an unknown one 
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,9 +115,17 @@ def _no_numbers(self: Any) -> Any:
     raise CaptureError("it reads a tensor's grad")
 
 
-@functools.cache
+_one_at_a_time = threading.Lock()
+
+
 def _hidden() -> Any:
-    """A Tensor whose numbers nobody may read."""
+    """A Tensor whose numbers nobody may read: one for all threads."""
+    with _one_at_a_time:
+        return _made_hidden()
+
+
+@functools.cache
+def _made_hidden() -> Any:
     tensor: Any = graph._wrap
     return object.__new__(type("Hidden", (tensor,), {"__slots__": (), "_data": property(_no_numbers)}))
 
@@ -135,7 +145,7 @@ class Recorder:
         self.steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self.held: dict[int, Array] = {}  # memory that stays where it is: inputs, leaves and constants, by their owner
         self.leaves: list[tuple[TensorBase, Array, bool]] = []
-        self.modules: dict[int, tuple[Any, bool]] = {}
+        self.modules: dict[int, tuple[Any, ...]] = {}
         self.gradients: list[tuple[TensorBase, Array]] = []
         self.states: dict[Any, tuple[Callable[[], Any], Callable[[Any], object]]] = {}
         self.before: list[tuple[Callable[[Any], object], Any]] = []
@@ -211,7 +221,9 @@ class Recorder:
 
     def mode(self, module: Any) -> None:
         """Note the mode of a module that somebody may have asked for."""
-        self.modules[id(module)] = module, module.__dict__["training"]
+        parameters = module._parameters
+        found = module.__dict__["training"], type(module).forward, parameters, list(parameters.values())
+        self.modules[id(module)] = weakref.ref(module), *found
 
     def plain(self, values: Any) -> Any:
         return _plain(values)

@@ -164,7 +164,7 @@ def test_bc62_inlined_functions_at_the_edges(dtype):
     np.testing.assert_array_equal(table(x)[:4], np.array(right, dtype))
     last = np.array([np.log(np.finfo(dtype).max) * (1 - 2 * np.finfo(dtype).eps)], dtype)
     assert np.isfinite(table(last)[0, 0])
-    np.testing.assert_allclose(table(last)[0], np.exp(last), rtol=1e-5)
+    np.testing.assert_allclose(table(last)[0], np.exp(last), rtol=200 * np.finfo(dtype).eps)
     tiny = np.log(np.finfo(dtype).tiny)
     np.testing.assert_allclose(
         table(np.array([tiny + 0.7], dtype))[0], np.exp(np.array([tiny + 0.7], dtype)), rtol=1e-5

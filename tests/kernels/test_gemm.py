@@ -316,3 +316,21 @@ def test_one_signature_for_each_dtype():
         matmul(numbers((8, 8), dtype), numbers((8, 8), dtype).T)
         matmul(numbers((2, 8, 8), dtype), numbers((2, 8, 8), dtype))
     assert len(gemm._gemm.compiled) == 2
+
+
+def test_operands_whose_axes_of_length_one_have_strange_strides():
+    """numpy calls them contiguous, and their strides need not be whole numbers of elements."""
+    rows = np.zeros(4, [("a", "f4"), ("b", "i1")])["a"][:1][:, None]
+    np.testing.assert_array_equal(matmul(np.ones((20, 1), np.float32), rows + 2), np.full((20, 1), 2))
+    np.testing.assert_array_equal(matmul(np.ones((20, 1), np.float32), rows), np.zeros((20, 1)))
+    batch = np.zeros(3, [("a", "f4", (9, 3)), ("b", "i1")])["a"][:1]
+    assert matmul(batch, np.ones((2, 3, 20), np.float32)).shape == (2, 9, 20)
+    assert matmul(batch, np.ones((3, 20), np.float32)).shape == (1, 9, 20)
+
+
+def test_plans_of_large_batches_are_not_kept():
+    before = gemm._plan.cache_info().currsize
+    for n in range(3):
+        a = np.ones((5000 + n, 1, 1))
+        np.testing.assert_array_equal(matmul(a, a), a)
+    assert gemm._plan.cache_info().currsize == before

@@ -59,7 +59,9 @@ def test_what_is_refused() -> None:
     for wrong in (a[::2], frozen):
         with pytest.raises(TypeError, match="C-contiguous"):
             show(1, wrong, 1, 2.0, np.empty(8))
-    with pytest.raises(KeyError):
+    with pytest.raises(TypeError, match="_show takes 4 arguments, got 3"):
+        show(1, a, 1, 2.0)
+    with pytest.raises(TypeError, match="arrays and numbers, got NoneType"):
         show(1, None, 1, 2.0, np.empty(8))
 
 

@@ -98,7 +98,8 @@ class Cache:
 
     def __init__(self, name: str, code: types_.CodeType, load_routine) -> None:
         self.name, self.load_routine = name, load_routine
-        self.code = code.co_firstlineno, code.co_code  # for functions outside this package, whose sources nobody hashed
+        # for functions outside this package, whose sources nobody hashed
+        self.code = code.co_firstlineno, code.co_code, code.co_names, repr(code.co_consts)
 
     def _path(self, sig) -> pathlib.Path:
         return cache_folder() / f"{self.name}-{digest((sig, self.code))}"
@@ -107,7 +108,7 @@ class Cache:
         target_context.refresh()
         try:
             called, payload = pickle.loads(self._path(sig).read_bytes())
-        except (OSError, EOFError, pickle.UnpicklingError):
+        except (OSError, EOFError, pickle.UnpicklingError, TypeError, ValueError):  # not there, or not whole
             _announce()
             return None
         for name, argument_types in called:

@@ -18,7 +18,7 @@ from .vector_tile import VECTOR_BYTES, _load, _multiply_add, _pointer, _vector_t
 FEW_ROWS = 8  # up to so many rows, dot products beat tiles, if w lies by rows
 GRAIN = 1 << 18  # multiply-adds worth a thread
 STREAMS = 4  # rows of w that are read side by side
-BLOCK = 1024  # terms that are summed in the numbers' own precision, in eight parts or more
+BLOCK = 1024  # terms that are summed in the numbers' own precision, in four parts or more
 
 
 def _dots(rows):

@@ -288,7 +288,7 @@ def _readable(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> tu
         column = size
     elif shape[-2] == 1 and column != size:
         row = size
-    if (column != size and row != size) or any([s % size for s in strides]):
+    if (column != size and row != size) or any([s % size for s, n in zip(strides, shape, strict=True) if n != 1]):
         return None
     return row // size, column // size
 
@@ -388,6 +388,7 @@ def _without_terms(target: np.ndarray, accumulate: bool, bias: np.ndarray | None
         runtime.write(np.maximum, target, 0, out=target)
 
 
+KEPT_ITEMS = 1024  # a plan lists the items of a batch: up to so many, it is kept
 NOTHING, NO_TERMS, COPY, DOTS, TILES = range(5)  # what there is to do
 
 
@@ -487,8 +488,10 @@ def multiply(
 ) -> None:
     """`matmul` without its checks: c has the right shape and dtype, is contiguous, and shares no memory with the others."""
     biased, threads = bias is not None, runtime.get_num_threads()
-    key = a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, c.shape[:-2], biased, relu, accumulate, threads
-    what, tasks, part, plan = _plan(*key)
+    batch = c.shape[:-2]
+    key = a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, batch, biased, relu, accumulate, threads
+    make = _plan if not batch or math.prod(batch) <= KEPT_ITEMS else _plan.__wrapped__
+    what, tasks, part, plan = make(*key)
     if what == TILES and a.flags.aligned and b.flags.aligned:
         bias = NO_BIAS[c.dtype] if bias is None else runtime.contiguous(bias)
         with runtime.lock:
@@ -504,7 +507,7 @@ def multiply(
         few_rows(tasks, runtime.contiguous(x), runtime.contiguous(b.T), out, bias, relu, accumulate)
     elif what == NO_TERMS:
         _without_terms(c, accumulate, bias, relu)
-    elif what != NOTHING:
+    elif what != NOTHING:  # COPY, or what is not aligned
         multiply(runtime.contiguous(a, c.dtype), runtime.contiguous(b, c.dtype), c, accumulate, bias, relu)
 
 

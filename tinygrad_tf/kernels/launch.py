@@ -74,6 +74,8 @@ def kind_of(argument, place: bool) -> types.Type:
         if not argument.flags.carray:
             raise TypeError("a kernel takes C-contiguous, aligned, writable arrays; give it contiguous(a)")
         return types.Array(from_dtype(argument.dtype), argument.ndim, "C")
+    if not isinstance(argument, np.generic) and type(argument) not in _PYTHONS:
+        raise TypeError(f"a kernel takes arrays and numbers, got {type(argument).__name__}")
     return from_dtype(argument.dtype) if isinstance(argument, np.generic) else _PYTHONS[type(argument)]
 
 
@@ -278,10 +280,8 @@ def entry(kinds: tuple):
     return _new_function(ctypes.addressof(_method()), _table(kinds), None)
 
 
-_notes = np.empty(_ROOM * _WORD, np.uint8)
-
-
 def note(launch, code, arguments) -> np.ndarray:
     """A launch with these arguments, whose memory stays where it is, to be run later by `start`."""
-    assert launch(0, code, _notes.ctypes.data, *arguments)
-    return _notes[: int(_notes[_WORD : 2 * _WORD].view(np.intp)[0])].copy()
+    words = np.empty(_ROOM, np.intp)
+    assert launch(0, code, words.ctypes.data, *arguments)
+    return words[: words[1] // _WORD].copy()

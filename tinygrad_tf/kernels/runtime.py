@@ -101,6 +101,8 @@ class Kernel:
 
     def _compile_for(self, arguments) -> tuple:
         """What launches this kernel with such arguments, its address, and the arguments in the form that it takes."""
+        if len(arguments) != len(self._places):
+            raise TypeError(f"kernel {self.__name__} takes {len(self._places)} arguments, got {len(arguments)}")
         arguments = [plain(a) for a in arguments]
         kinds = tuple([kind_of(a, place) for a, place in zip(arguments, self._places, strict=True)])
         with lock:

@@ -12,7 +12,7 @@ import numpy as np
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from .vector_math import EXP, EXP_DOUBLE, LN2, LN2_DOUBLE
+from .vector_math import EXP, EXP_DOUBLE, LN2, LN2_DOUBLE, raise_two
 
 VECTOR_BYTES = 32
 ROWS = 4  # rows of a register block
@@ -186,24 +186,21 @@ def _polynomial(builder, coefficients, x):
 
 
 def _exp_vector(builder, x):
-    """exp of a vector, as `vector_math.exp`, for x at most 88 (float32) or 709."""
+    """exp of a vector: the method of `vector_math.exp`."""
     vector = x.type
     single = isinstance(vector.element, ir.FloatType)
-    low, high = (-88.0, 88.0) if single else (-709.4, 709.0)
+    low, highest = (-88.0, 127.0) if single else (-709.4, 1023.0)
     ln2_high, ln2_low = LN2 if single else LN2_DOUBLE
     # NaN is neither below nor above
     x = builder.select(builder.fcmp_ordered("<", x, _constant(vector, low)), _constant(vector, low), x)
-    x = builder.select(builder.fcmp_ordered(">", x, _constant(vector, high)), _constant(vector, high), x)
     n = _unary(builder, "rint", builder.fmul(x, _constant(vector, 1.4426950408889634)))
+    n = builder.select(builder.fcmp_ordered(">", n, _constant(vector, highest)), _constant(vector, highest), n)
     r = _multiply_add(builder, n, _constant(vector, -ln2_high), x)
     r = _multiply_add(builder, n, _constant(vector, -ln2_low), r)
     value = _polynomial(builder, EXP if single else EXP_DOUBLE, r)
-    whole = builder.fptosi(n, ir.VectorType(ir.IntType(32), vector.count))
-    if not single:
-        whole = builder.sext(whole, ir.VectorType(ir.IntType(64), vector.count))
-    bias, shift = (127, 23) if single else (1023, 52)
-    bits = builder.shl(builder.add(whole, _constant(whole.type, bias)), _constant(whole.type, shift))
-    return builder.fmul(value, builder.bitcast(bits, vector))  # 0 if n is -bias
+    bits, mantissa, bias = (32, 23, 127) if single else (64, 52, 1023)
+    integers = ir.VectorType(ir.IntType(bits), vector.count)
+    return builder.fmul(value, raise_two(builder, n, integers, lambda c: [c] * vector.count, mantissa, bias))
 
 
 @intrinsic
