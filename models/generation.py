@@ -209,7 +209,7 @@ class _Reader:
         self.tokens = 0
         self.captures = getattr(model, "captures", False)
         self.model: Callable[[], Any] = weakref.ref(model)
-        itself = self.model  # the model holds the reader
+        itself: Callable[[], Any] = self.model  # the model holds the reader
         self.read_on = lambda ids: itself().next_logits(ids, cache)
         self.read = lambda ids: itself().next_logits(ids)
         self.captured = [tg.capture(function, warn=False) for function in (self.read_on, self.read)]
