@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 
 import llvmlite.binding as llvm
@@ -35,7 +36,13 @@ def compile_c(function, name: str, signature, make=ccallback.CFunc, **options) -
     """The address of the machine code of `function`, in C's calling convention; from the disk where it is there."""
     code = make(function, signature, {}, {"nopython": True, **OPTIONS, **options})
     code._cache = Cache(name, function.__code__, lambda name, kinds: Routine.known[name].symbol(kinds))
-    code.compile()
+    collecting = gc.isenabled()
+    gc.disable()  # numba makes a great many objects, nearly all of which stay for a while
+    try:
+        code.compile()
+    finally:
+        if collecting:
+            gc.enable()
     _alive.append(code)
     return code.address
 

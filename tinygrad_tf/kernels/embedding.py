@@ -2,28 +2,24 @@
 
 import numpy as np
 
-from .runtime import contiguous, device, empty, full, kernel, native, share, tasks, write
-
-
-@device
-def _sorted_places(ids, n_rows):
-    """A counting sort: the places of id 0 in their order, then those of id 1, ..."""
-    starts = np.zeros(n_rows + 1, np.int64)
-    for i in range(len(ids)):
-        starts[ids[i] + 1] += 1
-    for v in range(n_rows):
-        starts[v + 1] += starts[v]
-    order = np.empty(len(ids), np.int64)
-    for i in range(len(ids)):
-        order[starts[ids[i]]] = i
-        starts[ids[i]] += 1
-    return order
+from .runtime import contiguous, empty, full, kernel, native, share, tasks, write
 
 
 @kernel
 def _scatter_add_rows(t, n_tasks, g, ids, out):
     n, width = g.shape
-    order = _sorted_places(ids, len(out))  # each task for itself, since adding takes far longer
+    # A counting sort, by each task for itself, since adding takes far longer: the places of id 0 in their order, then
+    # those of id 1, ...
+    order, starts = np.empty(n, np.int64), np.empty(len(out) + 1, np.int64)
+    for v in range(len(starts)):
+        starts[v] = 0
+    for i in range(n):
+        starts[ids[i] + 1] += 1
+    for v in range(len(out)):
+        starts[v + 1] += starts[v]
+    for i in range(n):
+        order[starts[ids[i]]] = i
+        starts[ids[i]] += 1
     total = np.empty(width, np.float64)
     k, last = share(t, n_tasks, n)
     # An id belongs to the task in which its first row lies.

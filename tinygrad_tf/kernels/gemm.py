@@ -252,8 +252,9 @@ def _column_sums(t, n_tasks, g, out):
     """The sums over the rows: of 128 rows in the array's own precision, of these sums in float64."""
     first, last = share(t, n_tasks, (g.shape[1] + 15) // 16)
     first, last = first * 16, min(last * 16, g.shape[1])
-    near = np.zeros(last - first, g.dtype)
-    far = np.zeros(last - first)
+    near, far = np.empty(last - first, g.dtype), np.empty(last - first, np.float64)
+    for j in range(len(far)):
+        near[j], far[j] = 0, 0.0
     for begin in range(0, len(g), 128):
         for i in range(begin, min(begin + 128, len(g))):
             row = g[i, first:last]

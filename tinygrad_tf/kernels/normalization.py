@@ -206,10 +206,8 @@ def _norm_backward(t, n_tasks, g, x, weight, center, mean, rstd, need_dx, need_w
     for b in range(*share(t, n_tasks, blocks)):
         # near: the gradients of weight and bias over 16 rows, in x's type; far: over the whole block, in float64
         near_weight, near_bias, far_weight, far_bias = near[b, 0], near[b, 1], far[b, 0], far[b, 1]
-        near_weight[:] = 0
-        near_bias[:] = 0
-        far_weight[:] = 0.0
-        far_bias[:] = 0.0
+        for j in range(len(near_weight)):
+            near_weight[j], near_bias[j], far_weight[j], far_bias[j] = 0, 0, 0.0, 0.0
         begin, end = b * rows // blocks, (b + 1) * rows // blocks
         for i in range(begin, end):
             gi, xi = g[i], x[i]
