@@ -212,3 +212,24 @@ def test_tasks_do_not_wait_for_the_count_of_references(n_tasks):
     out = np.full(n_tasks, -1)
     _what_is_counted(n_tasks, np.ones(4), out)
     np.testing.assert_array_equal(out, 0)
+
+
+EDITED = """
+import numpy as np
+from tinygrad_tf.kernels import runtime
+@runtime.kernel
+def fill(t, n_tasks, a):
+    for i in range(len(a)):
+        a[i] = NUMBER
+a = np.zeros(2)
+fill(1, a)
+print(a[0])
+"""
+
+
+def test_a_kernel_of_ones_own_is_compiled_anew_when_a_number_in_it_changes(tmp_path: Path) -> None:
+    environment = {**os.environ, "TINYGRAD_TF_CACHE_DIR": str(tmp_path)}
+    for number in ("2.5", "3.5"):
+        done = subprocess.run([sys.executable, "-c", EDITED.replace("NUMBER", number)], env=environment,
+                              capture_output=True, text=True, timeout=120)  # fmt: skip
+        assert done.stdout.strip() == number, done.stderr

@@ -99,7 +99,8 @@ class Cache:
     def __init__(self, name: str, code: types_.CodeType, load_routine) -> None:
         self.name, self.load_routine = name, load_routine
         # for functions outside this package, whose sources nobody hashed
-        self.code = code.co_firstlineno, code.co_code, code.co_names, repr(code.co_consts)
+        numbers = [constant for constant in code.co_consts if isinstance(constant, (bool, int, float, str))]
+        self.code = code.co_firstlineno, code.co_code, code.co_names, numbers
 
     def _path(self, sig) -> pathlib.Path:
         return cache_folder() / f"{self.name}-{digest((sig, self.code))}"
