@@ -72,12 +72,15 @@ def overhead(which: str) -> list[float]:
             y = y * x
         return y
 
-    def both() -> None:
-        x.grad = None
-        backward()
-
     def backward() -> None:
         forward().backward()
+
+    def step(function: Callable[[], Any]) -> Callable[[], Any]:
+        def both() -> None:
+            x.grad = None
+            function()
+
+        return both
 
     def timed(function: Callable[[], Any]) -> float:
         gc.collect()  # what others left would be collected meanwhile
@@ -87,18 +90,13 @@ def overhead(which: str) -> list[float]:
 
     with library.no_grad():
         found = [timed(forward)]
-    found.append(timed(both))
+    found.append(timed(step(backward)))
     if which == "ours":
         captured = library.capture(backward)
-
-        def both() -> None:
-            x.grad = None
-            captured()
-
         for _ in range(3):  # as it is, recorded, judged
-            both()
+            step(captured)()
         assert captured.why is None
-        found.append(timed(both))
+        found.append(timed(step(captured)))
     return found
 
 

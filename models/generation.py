@@ -7,7 +7,7 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,8 +208,7 @@ class _Reader:
         self.cache = cache = model.new_cache() if use_cache else None
         self.tokens = 0
         self.captures = getattr(model, "captures", False)
-        self.model: Callable[[], Any] = weakref.ref(model)
-        itself: Callable[[], Any] = self.model  # the model holds the reader
+        self.model = itself = cast(Callable[[], Any], weakref.ref(model))  # the model holds the reader
         self.read_on = lambda ids: itself().next_logits(ids, cache)
         self.read = lambda ids: itself().next_logits(ids)
         self.captured = [tg.capture(function, warn=False) for function in (self.read_on, self.read)]
@@ -227,12 +226,13 @@ class _Reader:
             and all(map(operator.is_, code, self.code))
         )
 
-    def __call__(self, model: Any, context: Ids) -> NDArray[Any]:
+    def __call__(self, context: Ids) -> NDArray[Any]:
+        block_size = self.model().block_size
         one, whole = self.captured if self.captures and self.tokens >= WORTH_CAPTURING else (self.read_on, self.read)
-        if self.cache is None or context.shape[1] > model.block_size:
+        if self.cache is None or context.shape[1] > block_size:
             # where the window has moved, every position in it is another one, so it is read again
-            window = context[:, -model.block_size :]
-            return (whole if window.shape[1] == model.block_size else self.read)(window)._data  # type: ignore[no-any-return]
+            window = context[:, -block_size:]
+            return (whole if window.shape[1] == block_size else self.read)(window)._data  # type: ignore[no-any-return]
         new = context[:, self.cache.length :]
         return (one if new.shape[1] == 1 else self.read_on)(new)._data  # type: ignore[no-any-return]
 
@@ -334,7 +334,7 @@ def _steps(
     done = np.zeros(batch, dtype=bool)
     with _reading(model, batch, use_cache, max_new_tokens) as logits:
         for end in range(length, length + max_new_tokens):
-            new = sample_next(logits(model, context[:, :end]), *choice, rng)
+            new = sample_next(logits(context[:, :end]), *choice, rng)
             if eos is not None:
                 new[done] = eos
                 done |= new == eos
